@@ -1,0 +1,1 @@
+"""Fully asynchronous rollouts: generator, hub, launcher, engines, slime plug-in."""

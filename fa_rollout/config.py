@@ -1,0 +1,238 @@
+"""The one typed configuration of a run: read from TOML, checked whole before anything starts.
+
+Sizes are written as `"8GiB"` or a number of bytes, times as `"30s"`, `"5m"` or a number of seconds.
+"""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shm.errors import FaRolloutError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class ConfigError(FaRolloutError, ValueError):
+    """A configuration that cannot be run; the text names the key, the value and the way out."""
+
+
+class Bytes(int):
+    """A size in bytes; in TOML a number or text such as `"64MiB"`."""
+
+
+class Seconds(float):
+    """A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Data(_Section):
+    """Where prompts come from."""
+
+    path: str
+    """A `.jsonl` or `.parquet` file, or several by a glob pattern."""
+    prompt_key: str = "prompt"
+    """Text, or a list of chat messages (then the chat template is applied)."""
+    label_key: str | None = "label"
+    metadata_keys: list[str] | None = None
+    """None: every other column."""
+    tools_key: str | None = None
+    chat_template: bool | None = None
+    """Apply the tokenizer's chat template to text prompts too; None: only to message lists."""
+    shuffle: bool = True
+    seed: int = 0
+    epochs: Positive | None = None
+    """None: wrap around for as long as the run needs."""
+    max_prompt_tokens: Positive | None = None
+    """Longer prompts are recorded as failed, never cut."""
+    on_bad_row: Literal["error", "skip"] = "error"
+
+
+class Sampling(_Section):
+    """How completions are sampled."""
+
+    max_new_tokens: Positive = 512
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: int = -1
+    min_p: Share = 0.0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+    """Sampling seed; each sample gets its own, made from this, its group, member and attempt."""
+
+
+class Rollout(_Section):
+    """How much is generated, how far ahead, and how stale it may become."""
+
+    num_steps: Positive
+    groups_per_step: Positive
+    samples_per_group: Positive
+    update_interval: Positive = 1
+    """Steps trained per published weight version."""
+    staleness: NotNegative = 4
+    """Bound η: version that trains a batch minus the oldest version among its tokens."""
+    staleness_policy: Literal["wait", "drop", "retry", "mask", "keep"] = "wait"
+    partial: Literal["resume", "restart"] = "resume"
+    """What becomes of a sample that an engine aborted."""
+    surplus_groups: NotNegative = 0
+    """Over-sampling: groups in flight beyond what the staleness bound needs."""
+    max_attempts: Positive = 3
+    max_rejections: Positive | None = None
+    """Filtered groups in a row before the run stops; None: one epoch, or 1,000 if that is less."""
+    group_timeout_s: Seconds | None = None
+    """Deadline of a group from dispatch to record; None: none beyond the requests' own."""
+    max_failure_rate: Share = 0.2
+    """Share of failed groups (of the last 64 or more) that stops the run."""
+    generate: str | None = None
+    """Dotted path of a custom `async def generate(context, sample, sampling_params)`."""
+    filter: str | None = None
+    """Dotted path of `def keep(samples) -> bool`, or `"zero_variance"`."""
+
+
+class Reward(_Section):
+    """How completions are scored."""
+
+    function: str
+    """Dotted path: `package.module.function` or `package.module:function`; plain or async."""
+    group: bool = False
+    """The function takes the list of a group's samples and returns a list."""
+    key: str | None = None
+    """The function returns a dict, and this entry is the reward."""
+    timeout_s: Seconds = Seconds(60)
+    num_workers: Positive = 2
+    in_loop: bool = False
+    """Call a plain function in the event loop: only for ones that take microseconds."""
+
+
+class Engine(_Section):
+    """What samples."""
+
+    urls: list[str] = []
+    """Addresses of running SGLang engines; empty: start the embedded engine."""
+    router: bool = False
+    """`urls` holds one router, whose workers are asked for."""
+    model: str | None = None
+    """Folder of the model for the embedded engine, and of the tokenizer when that is not named."""
+    tokenizer: str | None = None
+    max_concurrent_samples: Positive = 256
+    """Per engine."""
+    request_timeout_s: Seconds = Seconds(600)
+    pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
+    """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""
+
+
+class Ring(_Section):
+    """The shared memory between generator and trainer."""
+
+    bytes: Bytes = Bytes(64 << 20)
+    poison: bool = False
+    """Overwrite returned records, so that a stale use shows; for tests."""
+    checksum_payload: bool = False
+    """Checksum whole records, not only their headers; for debugging."""
+    lease_warning_s: Seconds = Seconds(120)
+    lease_deadline_s: Seconds = Seconds(1800)
+
+
+class Trainer(_Section):
+    """How a step's batch is cut for the ranks."""
+
+    num_ranks: Positive | None = None
+    """Data-parallel ranks; None: what the first attaching rank says."""
+    max_tokens_per_micro_batch: Positive | None = None
+    """None: one micro-batch a rank and step."""
+    stall_s: Seconds = Seconds(600)
+    """Longest wait for a batch."""
+    pause_lease_s: Seconds = Seconds(600)
+    """Engines paused for an update go on by themselves after this."""
+
+
+class Run(_Section):
+    """Where a run keeps its books and how it ends."""
+
+    output_dir: str | None = None
+    """Folder for the event log; None: no log is kept."""
+    grace_s: Seconds = Seconds(10)
+    generator_restarts: NotNegative = 5
+    """Lives of the generator that may end by accident within ten minutes."""
+    heartbeat_s: Seconds = Seconds(10)
+    """A generator silent for so long is taken for stopped and is replaced."""
+
+
+class Config(_Section):
+    """A whole run."""
+
+    data: Data
+    rollout: Rollout
+    reward: Reward
+    sampling: Sampling = Sampling()
+    engine: Engine = Engine()
+    ring: Ring = Ring()
+    trainer: Trainer = Trainer()
+    run: Run = Run()
+
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _parse_quantity(kind: type, value: Any) -> Any:
+    units: dict[str, Any] = _UNITS if kind is Bytes else _TIMES
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if match and match[2].lower() in units:
+        return kind(float(match[1]) * units[match[2].lower()])
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return kind(value)
+    example = "64MiB" if kind is Bytes else "30s"
+    raise ValueError(f'must be a number or text such as "{example}", found {value!r}')
+
+
+def from_dict(tree: dict[str, Any]) -> Config:
+    """A checked configuration from nested tables.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value breaks a rule.
+    """
+    try:
+        config = msgspec.convert(tree, Config, dec_hook=_parse_quantity)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), tree)) from None
+    if not config.engine.urls and config.engine.model is None:
+        raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
+    return config
+
+
+def load(path: str | Path) -> Config:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: the file is not there, is no TOML, or breaks a rule.
+    """
+    try:
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} must be TOML: {error}") from error
+    return from_dict(tree)
+
+
+def _explain(text: str, tree: dict[str, Any]) -> str:
+    unknown = re.search(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?", text)
+    if not unknown:
+        return text.replace("$.", "")
+    name, section = unknown[1], unknown[2] or ""
+    kind = Config if not section else {f.name: f.type for f in msgspec.structs.fields(Config)}[section]
+    near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+    where = f"section [{section}]" if section else "the top level"
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(kind.__struct_fields__)}"
+    return f"unknown key {name!r} in {where}; {hint}"

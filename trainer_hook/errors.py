@@ -1,0 +1,39 @@
+"""Errors that reach a trainer: in a hook call, never from a background thread."""
+
+from shm.errors import FaRolloutError
+
+
+class HookError(FaRolloutError):
+    """Root of the errors that hook calls raise."""
+
+
+class EndOfData(HookError, StopIteration):
+    """The data or the run has ended: there is no further batch. Not a failure."""
+
+
+class GeneratorFailed(HookError, RuntimeError):
+    """The generator was given up; the text carries its own exception and traceback."""
+
+
+class HubLost(HookError, ConnectionError):
+    """The hub is gone; views stay mapped, the run resumes from the trainer's checkpoint."""
+
+
+class PeerLost(HookError, ConnectionError):
+    """Another rank of the job is gone."""
+
+
+class Stalled(HookError, TimeoutError):
+    """A wait reached its deadline; the text says who waits for whom."""
+
+
+class HookStateError(HookError, RuntimeError):
+    """A hook method called at a time when it cannot work (closed, forked, out of order)."""
+
+
+class StaleView(HookError, RuntimeError):
+    """A view used after its record went back to the ring."""
+
+
+class UnsplittableBatch(HookError, ValueError):
+    """A batch that cannot be split over the ranks; the text names both numbers."""

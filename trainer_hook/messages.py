@@ -1,0 +1,487 @@
+"""The control messages: everything that hub, generator, trainer ranks and launcher say to one another.
+
+Tagged msgpack structs. `encode` and `decode` are the only way on and off the wire; what does not decode is
+refused as a `ChannelError`, never guessed at. Sections are named by direction. A message that carries
+`request` is answered by exactly one message that carries the same number.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from shm.errors import ChannelError
+
+PROTOCOL = 1
+"""Raised with every incompatible change of a message or of the record schema."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Root of all control messages."""
+
+
+# --- both ways -----------------------------------------------------------------------------------------
+
+
+class Ping(Message):
+    """Liveness; answered by `Pong` with the same number."""
+
+    number: int
+
+
+class Pong(Message):
+    number: int
+
+
+class Stop(Message):
+    """End: take no new work, drain within the grace, exit."""
+
+    grace_s: float
+    reason: str
+
+
+# --- anyone -> hub -------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First message on a connection to the hub."""
+
+    protocol: int
+    run: str
+    token: str
+    role: str
+    """`rank` or `observer`."""
+    pid: int
+    schema: int
+    """`schema_fingerprint()` of the attaching side."""
+    dp_rank: int = 0
+    dp_size: int = 1
+    peer: int = 0
+    """Index among the processes that share one dp_rank (tensor, context parallel); peers get the same samples."""
+    num_peers: int = 1
+
+
+class Welcome(Message):
+    """Answer to `Hello`; the ring's descriptor travels with it."""
+
+    run: str
+    attach: int
+    """Number of this attachment."""
+    ring_bytes: int
+    step: int
+    """Next step of this run to be trained."""
+    version: int
+    lineage: str
+    groups_per_step: int
+    samples_per_group: int
+    update_interval: int
+    num_steps: int
+    weights_dir: str
+    """Folder that this run's weight files go to."""
+    stall_s: float
+    """Longest wait of a rank for a batch before the hub names who waits for whom."""
+
+
+class Refused(Message):
+    """Answer to a `Hello` or a request that cannot be served."""
+
+    request: int = 0
+    error: str
+    """Name of the error class in `shm.errors` or `trainer_hook.errors`."""
+    text: str
+
+
+# --- rank -> hub ---------------------------------------------------------------------------------------
+
+
+class Next(Message):
+    """A rank asks for its part of a step's batch; answered by `Batch`, `Ended` or `Refused`."""
+
+    request: int
+    step: int
+
+
+class Outcome(StrEnum):
+    """How a rank ended its part of a batch."""
+
+    TRAINED = "trained"
+    RETURNED = "returned"
+    """The body of the `with` block raised: the step was not trained."""
+
+
+class Released(Message):
+    """A rank's part of a step is over (`outcome`); the records in `sequences` are no longer mapped by views."""
+
+    step: int
+    outcome: Outcome | None
+    """None when a deferred release follows later than the step's end."""
+    sequences: list[int]
+
+
+class UpdateEnter(Message):
+    """A rank enters a weight update; answered by `UpdateBegun` when all ranks have."""
+
+    request: int
+
+
+class UpdatePublish(Message):
+    """A rank leaves the update. The leader's message names what to publish; answered by `UpdateDone`."""
+
+    request: int
+    leader: bool
+    path: str | None = None
+    """Folder of safetensors files for the engines to load; None when the trainer pushed by hand."""
+
+
+class UpdatePause(Message):
+    """The leader asks that the engines stand still, to push by hand; answered by `Reply`."""
+
+    request: int
+
+
+class UpdateCancel(Message):
+    """The body of the update raised: engines go on with the old version."""
+
+    request: int
+    text: str
+
+
+class Abort(Message):
+    """Abort running work: all of it, one group, or groups whose oldest token is older than a version."""
+
+    request: int
+    group: int | None = None
+    older_than: int | None = None
+
+
+class Hold(Message):
+    """Stop (`held`) or go on issuing groups; running ones finish. Answered by `Reply`."""
+
+    request: int
+    held: bool
+
+
+class Query(Message):
+    """Ask for `statistics` or `state`; answered by `Reply` with a value."""
+
+    request: int
+    what: str
+
+
+class LoadState(Message):
+    """Give the run the state of a checkpoint before its first batch; answered by `Reply`."""
+
+    request: int
+    state: dict[str, Any]
+
+
+class Goodbye(Message):
+    """The rank closes in order; its leases return without alarm."""
+
+
+# --- hub -> rank ---------------------------------------------------------------------------------------
+
+
+class Handout(Message):
+    """One record of a batch, as a rank gets it."""
+
+    incarnation: int
+    sequence: int
+    position: int
+    """Byte position in the ring's endless stream; the offset is its remainder by the ring's size."""
+    length: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One sample of one micro-batch."""
+
+    record: int
+    """Index into `Batch.records`."""
+    member: int
+    """Index of the sample inside the record."""
+    filler: bool = False
+    """True for padding: the sample's loss mask counts as zero."""
+    mask_before: int = 0
+    """Response tokens from the start that leave the loss (stale tokens under the `mask` policy)."""
+
+
+class Batch(Message):
+    """A rank's part of a step."""
+
+    request: int
+    step: int
+    version: int
+    """Published version at hand-over; training turns it into the next one."""
+    records: list[Handout]
+    micro_batches: list[list[Part]]
+    num_groups_global: int
+    num_samples_global: int
+    num_tokens_global: int
+    """Response tokens in the loss over all ranks."""
+    reward_mean: float
+    staleness_max: int
+    wait_s: float
+    """Time the rank's request waited in the hub."""
+
+
+class Ended(Message):
+    """Answer to `Next` when no further batch will come."""
+
+    request: int
+    reason: str
+
+
+class UpdateBegun(Message):
+    request: int
+    version: int
+    """The version that this update will publish."""
+    path: str
+    """Folder to write weight files to (exists, empty)."""
+    leader: bool
+
+
+class UpdateDone(Message):
+    request: int
+    version: int
+    bubble_s: float
+    """Time the engines stood still."""
+
+
+class Reply(Message):
+    request: int
+    value: Any = None
+
+
+class Notice(Message):
+    """Something degraded that repairs itself; the hook logs it as a warning."""
+
+    text: str
+
+
+class Fatal(Message):
+    """The run is given up; every pending and later hook call raises `error`."""
+
+    error: str
+    """Name of the error class in `trainer_hook.errors`."""
+    text: str
+
+
+# --- hub -> generator ----------------------------------------------------------------------------------
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """One group to roll out."""
+
+    group: int
+    attempt: int
+    epoch: int
+    prompt_index: int
+
+
+class Resume(Message):
+    """First message to a generator: where the ring and the run stand."""
+
+    incarnation: int
+    head: int
+    tail: int
+    sequence: int
+    """First sequence number to use."""
+    version: int
+    lineage: str
+    weights: str | None
+    """Folder of the weights of `version`, for engines that lack them; None: what engines hold is `version`."""
+
+
+class Start(Message):
+    """Credits: groups to roll out, oldest first, requeued ones ahead of new ones."""
+
+    groups: list[Assignment]
+
+
+class Tail(Message):
+    """The ring is free up to this position; idempotent."""
+
+    position: int
+
+
+class Drop(Message):
+    """Forget these groups wherever they stand (queued or running); answered by one `Settled` each."""
+
+    groups: list[int]
+    reason: str
+
+
+class AbortRunning(Message):
+    """Abort the running requests of these groups (all when None); they go on by the partial-rollout policy."""
+
+    groups: list[int] | None
+
+
+class PauseEngines(Message):
+    """Pause every engine for at most `lease_s`; answered by `EnginesPaused`."""
+
+    lease_s: float
+
+
+class PublishWeights(Message):
+    """Load weights (path None: already there), label them `version`, go on; answered by `WeightsPublished`."""
+
+    version: int
+    lineage: str
+    path: str | None
+
+
+class ContinueEngines(Message):
+    """Go on with the weights that the engines have."""
+
+
+# --- generator -> hub ----------------------------------------------------------------------------------
+
+
+class GeneratorReady(Message):
+    """The data is read, the reward is loaded, the engines answer."""
+
+    incarnation: int
+    num_prompts: int
+    engines: list[str]
+    spans: bool
+    """Engines tell the version of every token."""
+    concurrency: int
+    """Samples that the engines take at once."""
+
+
+class Dispatched(Message):
+    """The first sample of each group left for an engine, under this version."""
+
+    groups: list[int]
+    version: int
+
+
+class Commit(Message):
+    """A group is whole and in the ring. The hub's receipt of this message is the commit."""
+
+    incarnation: int
+    sequence: int
+    position: int
+    length: int
+    lowest_open: int
+    """Ring position of the oldest open claim, or the head: all below is committed or a hole."""
+    group: int
+    attempt: int
+    oldest_version: int
+    newest_version: int
+    prompt_lens: list[int]
+    response_lens: list[int]
+    loss_lens: list[int]
+    stale_ends: list[list[list[int]]]
+    """Per sample, spans as [version, end]: what the hub needs for the `mask` policy."""
+    rewards: list[float]
+
+
+class Settlement(StrEnum):
+    """How a group ends that never becomes a record."""
+
+    FILTERED = "filtered"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    RETURNED = "returned"
+    """Given back untouched: it will be issued again."""
+
+
+class Settled(Message):
+    group: int
+    attempt: int
+    outcome: Settlement
+    reason: str
+    mean_response_len: float = 0.0
+
+
+class EnginesPaused(Message):
+    pass
+
+
+class WeightsPublished(Message):
+    version: int
+    bubble_s: float
+
+
+class UpdateFailed(Message):
+    """The engines could not be paused or could not load the weights; they go on with the old ones."""
+
+    text: str
+
+
+class Warned(Message):
+    text: str
+
+
+class GaveUp(Message):
+    """The generator cannot go on: another life would end the same way."""
+
+    error: str
+    text: str
+    """Exception and traceback."""
+
+
+class Pulse(Message):
+    """Once a second: the loop is alive, and its figures."""
+
+    num_queued: int
+    num_running: int
+    num_waiting_for_ring: int
+    tokens_per_s: float
+    loop_gap_ms: float
+    figures: dict[str, float] = {}
+
+
+# --- hub -> launcher -----------------------------------------------------------------------------------
+
+
+class HubReady(Message):
+    """The hub listens: what a trainer needs in its environment."""
+
+    address: str
+    run: str
+    pid: int
+
+
+class RunEnded(Message):
+    """Last message of the hub: how the run ended and its books."""
+
+    exit_code: int
+    text: str
+    counts: dict[str, int]
+
+
+def _all_messages() -> tuple[type[Message], ...]:
+    return tuple(Message.__subclasses__())
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_decoder: "msgspec.msgpack.Decoder[Message] | None" = None
+
+
+def encode(message: Message) -> bytes:
+    """Message to bytes, without the channel's length prefix."""
+    return _ENCODER.encode(message)
+
+
+def decode(payload: bytes | bytearray | memoryview) -> Message:
+    """Bytes to a message.
+
+    Raises:
+        ChannelError: the bytes are no message of this protocol.
+    """
+    global _decoder
+    if _decoder is None:
+        union = _all_messages()[0]
+        for kind in _all_messages()[1:]:
+            union = union | kind  # type: ignore[assignment]
+        _decoder = msgspec.msgpack.Decoder(union)
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ChannelError(
+            f"a control message must be one of protocol {PROTOCOL}; found {len(payload)} bytes that are not "
+            f"({error}); the peer is of another release or is no part of fa_rollout"
+        ) from error
