@@ -222,6 +222,8 @@ class Batch(Message):
     staleness_max: int
     wait_s: float
     """Time the rank's request waited in the hub."""
+    last: bool = False
+    """No batch follows; it may be smaller than the others where the data ends."""
 
 
 class Ended(Message):
@@ -373,8 +375,8 @@ class Commit(Message):
     prompt_lens: list[int]
     response_lens: list[int]
     loss_lens: list[int]
-    stale_ends: list[list[list[int]]]
-    """Per sample, spans as [version, end]: what the hub needs for the `mask` policy."""
+    spans: list[list[tuple[int, int, int]]]
+    """Per sample, its version spans as (version, end, loss tokens in it): what the `mask` policy needs."""
     rewards: list[float]
 
 
