@@ -69,6 +69,11 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     sample_metadata: list[dict[str, Any]] = []
 
 
+def run_number(run: str) -> int:
+    """64-bit number of a run id, as record headers carry it."""
+    return int.from_bytes(hashlib.blake2b(run.encode(), digest_size=8).digest(), "little")
+
+
 def schema_fingerprint(columns: tuple[Column, ...] = COLUMNS) -> int:
     """64-bit fingerprint of a schema; equal for equal names, dtypes, axes and head fields, in order."""
     text = repr([(c.name, c.dtype, c.axis) for c in columns]) + repr(RecordHead.__struct_fields__)
