@@ -5,6 +5,9 @@ refused as a `ChannelError`, never guessed at. Sections are named by direction. 
 `request` is answered by exactly one message that carries the same number.
 """
 
+# mypy: disable-error-code="misc"
+# msgspec hands `frozen` and `kw_only` down to subclasses; the dataclass protocol that mypy knows does not.
+
 from enum import StrEnum
 from typing import Any
 
@@ -57,7 +60,7 @@ class Hello(Message):
     dp_rank: int = 0
     dp_size: int = 1
     peer: int = 0
-    """Index among the processes that share one dp_rank (tensor, context parallel); peers get the same samples."""
+    """Index among the processes of one dp_rank (tensor, context parallel); they get the same samples."""
     num_peers: int = 1
 
 
@@ -82,7 +85,7 @@ class Welcome(Message):
     """Longest wait of a rank for a batch before the hub names who waits for whom."""
 
 
-class Refused(Message):
+class Refused(Message, kw_only=True):
     """Answer to a `Hello` or a request that cannot be served."""
 
     request: int = 0
@@ -110,7 +113,7 @@ class Outcome(StrEnum):
 
 
 class Released(Message):
-    """A rank's part of a step is over (`outcome`); the records in `sequences` are no longer mapped by views."""
+    """A rank's part of a step is over (`outcome`); no view is left of the records in `sequences`."""
 
     step: int
     outcome: Outcome | None
@@ -291,7 +294,7 @@ class Resume(Message):
     version: int
     lineage: str
     weights: str | None
-    """Folder of the weights of `version`, for engines that lack them; None: what engines hold is `version`."""
+    """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
 
 
 class Start(Message):
@@ -314,7 +317,7 @@ class Drop(Message):
 
 
 class AbortRunning(Message):
-    """Abort the running requests of these groups (all when None); they go on by the partial-rollout policy."""
+    """Abort the running requests of these groups (None: all); they go on by the partial-rollout policy."""
 
     groups: list[int] | None
 
@@ -326,7 +329,7 @@ class PauseEngines(Message):
 
 
 class PublishWeights(Message):
-    """Load weights (path None: already there), label them `version`, go on; answered by `WeightsPublished`."""
+    """Load weights (path None: already there), label them, go on; answered by `WeightsPublished`."""
 
     version: int
     lineage: str

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 UNKNOWN_VERSION = -1
-"""A weight version that the engine did not tell, or told in a form of no meaning; never counted as current."""
+"""A weight version that the engine did not tell, or told in a form of no meaning; never current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ COLUMNS = (
     Column(name="cu_spans", dtype="<i4", axis="N+1"),
     Column(name="rewards", dtype="<f4", axis="N"),
 )
-"""`span_ends[s]` counts response tokens from the start of its own sample; spans are half open and cover it whole."""
+"""`span_ends[s]` counts response tokens from the start of its sample; spans are half open and cover it."""
 
 
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,149 @@
+"""Who trains what: the samples of a step split over ranks and micro-batches.
+
+In: the size of every sample of the step. Out: `[rank][micro_batch][part]`. Pure, and the same answer for the
+same input on every machine, so that a recorded step can be cut again.
+
+Invariant: every sample is on exactly one rank once; every rank has the same number of micro-batches and none
+of them is empty; no micro-batch exceeds the limit. All micro-batches are made about equal in tokens, and
+those of one index on different ranks are the most alike, since ranks meet in collectives once for each.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer_hook.errors import UnsplittableBatch
+from trainer_hook.messages import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSize:
+    """What the split needs to know of one sample."""
+
+    record: int
+    """Index of its record in the step."""
+    member: int
+    """Index inside the record."""
+    num_tokens: int
+    """Prompt and response: what a forward pass costs."""
+    loss_tokens: int = 0
+    """Tokens in the loss; among samples of one length these are spread evenly too."""
+    mask_before: int = 0
+    """Handed on to the sample's `Part`."""
+
+
+_Bin = list[SampleSize]
+
+
+def split(
+    samples: Sequence[SampleSize], *, num_ranks: int, max_tokens_per_micro_batch: int | None = None
+) -> list[list[list[Part]]]:
+    """Split the samples of a step: `[rank][micro_batch][part]`; `Part.record` counts the step's records.
+
+    Without a limit each rank gets one micro-batch, and ranks differ by at most the longest sample. With one,
+    the number of micro-batches is the smallest that best-fit decreasing packing reaches. Where there are
+    fewer samples than micro-batches, the shortest sample of the rank stands in as a filler with an empty loss mask.
+
+    Raises:
+        UnsplittableBatch: there are fewer samples than ranks, or a sample is longer than the limit.
+    """
+    if len(samples) < num_ranks:
+        raise UnsplittableBatch(
+            "a step must have at least one sample for every data-parallel rank; found "
+            f"{len(samples)} samples for {num_ranks} ranks; "
+            "raise groups_per_step or samples_per_group, or use fewer ranks"
+        )
+    ordered = sorted(samples, key=lambda s: (-s.num_tokens, -s.loss_tokens, s.record, s.member))
+    bins = _into_bins(ordered, num_ranks, max_tokens_per_micro_batch)
+    return [
+        [_as_parts(a_bin, rank_bins) for a_bin in rank_bins] for rank_bins in _over_ranks(bins, num_ranks)
+    ]
+
+
+def localize(micro_batches: Sequence[Sequence[Part]]) -> tuple[list[int], list[list[Part]]]:
+    """One rank's micro-batches with records counted by the rank: the step's records it needs, and the parts.
+
+    The first list holds indices into the step's records, in rising order; the parts index that list.
+    """
+    records = sorted({part.record for parts in micro_batches for part in parts})
+    local = {record: index for index, record in enumerate(records)}
+    return records, [
+        [Part(local[part.record], part.member, part.filler, part.mask_before) for part in parts]
+        for parts in micro_batches
+    ]
+
+
+def _num_tokens(a_bin: _Bin) -> int:
+    return sum(sample.num_tokens for sample in a_bin)
+
+
+def _into_bins(ordered: _Bin, num_ranks: int, limit: int | None) -> list[_Bin]:
+    """All micro-batches of the step: a multiple of `num_ranks`, some of them empty if samples are too few."""
+    if limit is None:
+        return _spread(ordered, num_ranks)
+    if ordered[0].num_tokens > limit:
+        raise UnsplittableBatch(
+            f"every sample must fit a micro-batch alone; found one of {ordered[0].num_tokens} tokens "
+            f"over the limit of {limit}; raise max_tokens_per_micro_batch or shorten prompts and answers"
+        )
+    packed = _pack(ordered, limit)
+    num_bins = -(-len(packed) // num_ranks) * num_ranks
+    even = _spread(ordered, num_bins)
+    if max(map(_num_tokens, even)) <= limit:
+        return even
+    return _fill_empty(packed + [[] for _ in range(num_bins - len(packed))])
+
+
+def _spread(ordered: _Bin, num_bins: int) -> list[_Bin]:
+    """Longest first, each to the bin with the fewest tokens (Graham's LPT rule): even, of any height."""
+    bins: list[_Bin] = [[] for _ in range(num_bins)]
+    heap = [(0, 0, index) for index in range(num_bins)]
+    for sample in ordered:
+        num_tokens, num_samples, index = heap[0]
+        bins[index].append(sample)
+        heapq.heapreplace(heap, (num_tokens + sample.num_tokens, num_samples + 1, index))
+    return bins
+
+
+def _pack(ordered: _Bin, limit: int) -> list[_Bin]:
+    """Longest first, each to the fullest bin that still has room (best-fit decreasing): few bins, uneven."""
+    bins: list[_Bin] = []
+    rooms: list[tuple[int, int]] = []  # (free tokens, bin), kept sorted
+    for sample in ordered:
+        at = bisect_left(rooms, (sample.num_tokens, -1))
+        room, index = rooms.pop(at) if at < len(rooms) else (limit, len(bins))
+        if index == len(bins):
+            bins.append([])
+        bins[index].append(sample)
+        insort(rooms, (room - sample.num_tokens, index))
+    return bins
+
+
+def _fill_empty(bins: list[_Bin]) -> list[_Bin]:
+    """Empty bins take the last sample of the bins with the most samples, as long as any has two."""
+    for empty in [a_bin for a_bin in bins if not a_bin]:
+        donor = max(bins, key=len)
+        if len(donor) > 1:
+            empty.append(donor.pop())
+    return bins
+
+
+def _over_ranks(bins: list[_Bin], num_ranks: int) -> list[list[_Bin]]:
+    """Bins in layers of like size, one for each rank; the largest of a layer to the rank with the least."""
+    bins = sorted(bins, key=lambda a_bin: -_num_tokens(a_bin))
+    ranks: list[list[_Bin]] = [[] for _ in range(num_ranks)]
+    totals = [0] * num_ranks
+    for start in range(0, len(bins), num_ranks):
+        by_total = sorted(range(num_ranks), key=lambda rank: totals[rank])
+        for rank, a_bin in zip(by_total, bins[start : start + num_ranks], strict=True):
+            ranks[rank].append(a_bin)
+            totals[rank] += _num_tokens(a_bin)
+    return ranks
+
+
+def _as_parts(a_bin: _Bin, rank_bins: list[_Bin]) -> list[Part]:
+    if a_bin:
+        return [Part(sample.record, sample.member, False, sample.mask_before) for sample in a_bin]
+    shortest = min((sample for other in rank_bins for sample in other), key=lambda sample: sample.num_tokens)
+    return [Part(shortest.record, shortest.member, True)]
