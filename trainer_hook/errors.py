@@ -37,3 +37,7 @@ class StaleView(HookError, RuntimeError):
 
 class UnsplittableBatch(HookError, ValueError):
     """A batch that cannot be split over the ranks; the text names both numbers."""
+
+
+class WeightUpdateFailed(HookError, RuntimeError):
+    """The engines did not take the new weights; they go on with the version that they had."""

@@ -1,0 +1,1 @@
+"""The hub: owner of ring, ledger and batches; outlives the generator. No torch, no HTTP, no user code."""

@@ -1,0 +1,96 @@
+"""Which groups make the next batch. Pure: state in, decision out.
+
+Invariant: under `wait` no group is handed over later than the staleness bound allows, and none is dropped for
+being slow; groups leave oldest first, so that short answers gain nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trainer_hook.record import UNKNOWN_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A committed group."""
+
+    group: int
+    oldest_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A group that an engine works on."""
+
+    group: int
+    version: int
+    """Under which its first sample was dispatched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a run's configuration says of batches."""
+
+    policy: str
+    staleness: int
+    groups_per_step: int
+    groups_per_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """Hand these groups over."""
+
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """No batch yet; `reason` is for people."""
+
+    reason: str
+
+
+def staleness(version: int, oldest_version: int) -> int | None:
+    """Version that trains a batch minus the oldest version among its tokens; None when that is unknown."""
+    return None if oldest_version == UNKNOWN_VERSION else version - oldest_version
+
+
+def is_stale(rules: Rules, version: int, oldest_version: int) -> bool:
+    """Whether a group passed the bound; an unknown version always has."""
+    age = staleness(version, oldest_version)
+    return age is None or age > rules.staleness
+
+
+def overdue(rules: Rules, version: int, ready: Iterable[Ready]) -> tuple[int, ...]:
+    """Committed groups that may not be trained any more: all that passed the bound, unless stale tokens are kept."""
+    if rules.policy in ("keep", "mask"):
+        return ()
+    return tuple(r.group for r in ready if is_stale(rules, version, r.oldest_version))
+
+
+def compose(
+    rules: Rules,
+    *,
+    version: int,
+    handed_since_publication: int,
+    ready: Sequence[Ready],
+    running: Sequence[Running],
+    more_to_come: bool,
+) -> Close | Wait:
+    """Close the next batch, or say what it waits for.
+
+    Args:
+        version: the published version; the batch is trained against it.
+        ready: committed groups, none of them overdue.
+        more_to_come: False when nothing is running or can be started any more: then a smaller batch closes.
+    """
+    if len(ready) < rules.groups_per_step and (more_to_come or not ready):
+        return Wait(reason=f"{len(ready)} of {rules.groups_per_step} groups are ready, {len(running)} are running")
+    is_last_of_version = handed_since_publication + rules.groups_per_step >= rules.groups_per_version
+    if rules.policy == "wait" and is_last_of_version:
+        late = [r.group for r in running if version + 1 - r.version > rules.staleness]
+        if late:
+            return Wait(reason=f"{len(late)} running groups would pass the staleness bound, the oldest is {min(late)}")
+    oldest_first = sorted(ready, key=lambda r: (r.oldest_version, r.group))
+    return Close(groups=tuple(r.group for r in oldest_first[: rules.groups_per_step]))

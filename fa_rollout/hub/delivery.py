@@ -1,0 +1,89 @@
+"""A step's groups cut into each rank's part. Pure.
+
+Invariant: every sample of the step is trained by exactly one data-parallel rank, and all ranks get as many
+micro-batches.
+"""
+
+import msgspec
+
+from fa_rollout.hub.flow import Step
+from trainer_hook.balance import SampleSize, split
+from trainer_hook.messages import Batch, Commit, Handout, Part
+
+
+def mask_before(commit: Commit, member: int, oldest_allowed: int) -> int:
+    """Response tokens from the start whose version is older than allowed (or unknown)."""
+    return max((end for version, end, _ in commit.spans[member] if version < oldest_allowed), default=0)
+
+
+def loss_tokens(commit: Commit, member: int, oldest_allowed: int | None) -> int:
+    """Response tokens of a sample that are in the loss."""
+    if oldest_allowed is None:
+        return commit.loss_lens[member]
+    cut = mask_before(commit, member, oldest_allowed)
+    return sum(loss for _, end, loss in commit.spans[member] if end > cut)
+
+
+def cut(
+    step: Step, *, dp_size: int, max_tokens_per_micro_batch: int | None, oldest_allowed: int | None
+) -> list[Batch]:
+    """One `Batch` per data-parallel rank, `request` and `wait_s` left at 0.
+
+    Args:
+        oldest_allowed: version below which tokens leave the loss (the `mask` policy); None: none do.
+
+    Raises:
+        UnsplittableBatch: fewer samples than ranks, or a sample longer than a micro-batch may be.
+    """
+    commits = step.commits
+    sizes = [
+        SampleSize(
+            record=index,
+            member=member,
+            num_tokens=prompt_len + response_len,
+            loss_tokens=loss_tokens(commit, member, oldest_allowed),
+        )
+        for index, commit in enumerate(commits)
+        for member, (prompt_len, response_len) in enumerate(
+            zip(commit.prompt_lens, commit.response_lens, strict=True)
+        )
+    ]
+    ranks = split(sizes, num_ranks=dp_size, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
+    step.num_tokens = sum(size.loss_tokens for size in sizes)
+    return [_batch(step, micro_batches, oldest_allowed) for micro_batches in ranks]
+
+
+def _batch(step: Step, micro_batches: list[list[Part]], oldest_allowed: int | None) -> Batch:
+    commits = step.commits
+    used = sorted({part.record for parts in micro_batches for part in parts})
+    local = {index: number for number, index in enumerate(used)}
+    return Batch(
+        request=0,
+        step=step.step,
+        version=step.version,
+        records=[_handout(commits[index]) for index in used],
+        micro_batches=[
+            [_local(part, local, commits, oldest_allowed) for part in parts] for parts in micro_batches
+        ],
+        num_groups_global=len(step.groups),
+        num_samples_global=step.num_samples,
+        num_tokens_global=step.num_tokens,
+        reward_mean=step.reward_sum / max(1, step.num_samples),
+        staleness_max=step.version - step.oldest_version,
+        wait_s=0.0,
+        last=step.last,
+    )
+
+
+def _handout(commit: Commit) -> Handout:
+    return Handout(
+        incarnation=commit.incarnation,
+        sequence=commit.sequence,
+        position=commit.position,
+        length=commit.length,
+    )
+
+
+def _local(part: Part, local: dict[int, int], commits: list[Commit], oldest_allowed: int | None) -> Part:
+    masked = 0 if oldest_allowed is None else mask_before(commits[part.record], part.member, oldest_allowed)
+    return msgspec.structs.replace(part, record=local[part.record], mask_before=masked)

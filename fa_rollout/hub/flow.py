@@ -1,0 +1,317 @@
+"""The run's flow control: what may start, what is ready, which groups make the next step. No I/O.
+
+In: the generator's news and the trainer's steps. Out: assignments, steps, ring positions.
+Invariant: the books, the ring's table and the version agree after each call.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fa_rollout.config import Config
+from fa_rollout.hub import admission, composition
+from fa_rollout.hub.books import Books, End, Group, Stream
+from shm.errors import DescriptorRefused
+from shm.ring import Descriptor, RingTable
+from trainer_hook.messages import Assignment, Commit, Settled, Settlement
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One batch, from its composition until every rank is done with it."""
+
+    step: int
+    version: int
+    groups: list[Group]
+    num_bytes: int
+    last: bool
+    num_samples: int = 0
+    num_tokens: int = 0
+    """Response tokens in the loss."""
+    reward_sum: float = 0.0
+    oldest_version: int = 0
+
+    @property
+    def names(self) -> list[int]:
+        """Ids of the groups."""
+        return [group.group for group in self.groups]
+
+    @property
+    def commits(self) -> list[Commit]:
+        """The records' descriptors and sizes."""
+        return [group.commit for group in self.groups if group.commit is not None]
+
+
+class TooManyFailures(Exception):
+    """The share of failed groups passed the configured rate; the text names the last cause."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Meter:
+    """What the flow measured of finished groups."""
+
+    outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
+    """True for a record, False for a failure; the last 64."""
+    mean_record_bytes: float = 0.0
+    """Over about the last 256 records; lengths drift while a policy learns."""
+    num_records: int = 0
+    num_refused: int = 0
+    trained_tokens: int = 0
+    dropped_tokens: float = 0.0
+
+    def record(self, num_bytes: int) -> None:
+        self.num_records += 1
+        self.mean_record_bytes += (num_bytes - self.mean_record_bytes) / min(self.num_records, 256)
+        self.outcomes.append(True)
+
+
+class Flow:
+    """Books, ring table and version of a run."""
+
+    def __init__(self, config: Config, stream: Stream, table: RingTable, *, lineage: str) -> None:
+        rollout = config.rollout
+        groups_per_version = rollout.groups_per_step * rollout.update_interval
+        self.config = config
+        self.books = Books(stream)
+        self.table = table
+        self.window = admission.Window(
+            staleness=rollout.staleness,
+            groups_per_version=groups_per_version,
+            groups_per_step=rollout.groups_per_step,
+            surplus_groups=rollout.surplus_groups,
+        )
+        self.rules = composition.Rules(
+            policy=rollout.staleness_policy,
+            staleness=rollout.staleness,
+            groups_per_step=rollout.groups_per_step,
+            groups_per_version=groups_per_version,
+        )
+        self.version = 0
+        self.lineage = lineage
+        self.step = 0
+        """Next step to compose."""
+        self.handed_since_publication = 0
+        self.weights_pending = False
+        """A checkpoint was loaded whose weights the engines do not have yet."""
+        self.held = False
+        self.open_steps: dict[int, Step] = {}
+        self.meter = _Meter()
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    @property
+    def num_remaining(self) -> int:
+        """Groups that the run still needs beyond those handed over."""
+        return max(0, (self.config.rollout.num_steps - self.step) * self.config.rollout.groups_per_step)
+
+    def issue(self) -> list[Assignment]:
+        """Groups to start now."""
+        if self.held or self.weights_pending:
+            return []
+        return self.books.take(self.num_credits)
+
+    @property
+    def num_credits(self) -> int:
+        """Groups that the limits allow to start now."""
+        load = admission.Load(
+            live=self.books.counts().live,
+            handed_since_publication=self.handed_since_publication,
+            remaining=self.num_remaining,
+            mean_record_bytes=self.meter.mean_record_bytes,
+            ring_bytes=self.config.ring.bytes,
+            handed_bytes=sum(step.num_bytes for step in self.open_steps.values()),
+        )
+        return admission.credit(self.window, load)
+
+    # --- the generator's news ---------------------------------------------------------------------
+
+    def commit(self, message: Commit) -> str | None:
+        """Take a record in; returns a warning when it was refused.
+
+        The receipt of the message is the commit: from here on the record outlives the generator.
+        """
+        descriptor = Descriptor(
+            incarnation=message.incarnation,
+            sequence=message.sequence,
+            position=message.position,
+            length=message.length,
+        )
+        try:
+            self.table.admit(descriptor, message.lowest_open)
+        except DescriptorRefused as error:
+            self.meter.num_refused += 1
+            self.books.settle(message.group, message.attempt, Settlement.RETURNED)
+            return f"a record of group {message.group} was refused, the group starts again: {error}"
+        if not self.books.commit(message):
+            self.table.discard(message.sequence)
+            return None
+        self.meter.record(message.length)
+        return None
+
+    def settle(self, message: Settled) -> None:
+        """A group ended without a record.
+
+        Raises:
+            TooManyFailures: the configured rate of failures was passed.
+        """
+        if not self.books.settle(message.group, message.attempt, message.outcome):
+            return
+        if message.outcome is not Settlement.FAILED:
+            return
+        self.meter.outcomes.append(False)
+        num_failed, num_known = self.meter.outcomes.count(False), len(self.meter.outcomes)
+        rate = self.config.rollout.max_failure_rate
+        if num_known == self.meter.outcomes.maxlen and num_failed > rate * num_known:
+            raise TooManyFailures(
+                f"at most {rate:.0%} of the last {num_known} groups may fail (rollout.max_failure_rate), "
+                f"{num_failed} failed; the last one, group {message.group}: {message.reason}"
+            )
+
+    def generator_died(self) -> list[Group]:
+        """Requeue what the generator held."""
+        return self.books.generator_died()
+
+    # --- composing --------------------------------------------------------------------------------
+
+    @property
+    def all_composed(self) -> bool:
+        """Whether no further step will come: the run's steps are done, or the data is."""
+        if self.step >= self.config.rollout.num_steps:
+            return True
+        return self.books.num_left == 0 and not self.books.counts().live and not self.books.counts().queued
+
+    def compose(self) -> Step | composition.Wait:
+        """Close the next step, or say what it waits for. Overdue groups are settled on the way."""
+        self._settle_overdue()
+        counts = self.books.counts()
+        more_to_come = bool(counts.running or counts.issued or counts.queued or self.books.num_left != 0)
+        decision = composition.compose(
+            self.rules,
+            version=self.version,
+            handed_since_publication=self.handed_since_publication,
+            ready=self._ready(),
+            running=[
+                composition.Running(group=g.group, version=g.version)
+                for g in self.books.running()
+                if g.version is not None
+            ],
+            more_to_come=more_to_come,
+        )
+        if isinstance(decision, composition.Wait):
+            return decision
+        return self._close(decision.groups)
+
+    def starved(self) -> str | None:
+        """Why no batch can ever close as things stand; None while one can."""
+        counts = self.books.counts()
+        if counts.issued or counts.running or self.held or self.all_composed:
+            return None
+        if self.weights_pending:
+            return (
+                "the engines lack the weights of the checkpoint that was loaded: "
+                "call hook.update_weights() once after hook.load_state_dict()"
+            )
+        if self.num_credits or counts.committed >= self.rules.groups_per_step or self.books.num_left == 0:
+            return None
+        return (
+            f"no group may start: {self.handed_since_publication} groups were handed over since version "
+            f"{self.version} was published, and the staleness bound {self.window.staleness} allows "
+            f"{(self.window.staleness + 1) * self.window.groups_per_version}; call hook.update_weights() every "
+            f"{self.config.rollout.update_interval} steps, or raise rollout.update_interval or rollout.staleness"
+        )
+
+    def _settle_overdue(self) -> None:
+        overdue = composition.overdue(self.rules, self.version, self._ready())
+        for name in overdue:
+            group = self.books.groups[name]
+            assert group.commit is not None
+            self.table.discard(group.commit.sequence)
+            retries = self.config.rollout.max_attempts - 1
+            if self.rules.policy == "retry" and group.attempt < retries:
+                self.books.requeue(group)
+            else:
+                self.meter.dropped_tokens += sum(group.commit.response_lens)
+                self.books.end(group, End.DROPPED)
+
+    def _ready(self) -> list[composition.Ready]:
+        return [
+            composition.Ready(group=g.group, oldest_version=g.commit.oldest_version)
+            for g in self.books.committed()
+            if g.commit is not None
+        ]
+
+    def _close(self, names: Sequence[int]) -> Step:
+        groups = [self.books.groups[name] for name in names]
+        self.books.hand(names)
+        commits = [group.commit for group in groups if group.commit is not None]
+        step = Step(
+            step=self.step,
+            version=self.version,
+            groups=groups,
+            num_bytes=sum(c.length for c in commits),
+            last=False,
+            num_samples=sum(len(c.rewards) for c in commits),
+            reward_sum=sum(sum(c.rewards) for c in commits),
+            oldest_version=min(c.oldest_version for c in commits),
+        )
+        self.step += 1
+        self.handed_since_publication += len(names)
+        self.open_steps[step.step] = step
+        step.last = self.all_composed
+        return step
+
+    # --- the trainer's side -----------------------------------------------------------------------
+
+    def trained(self, step: Step) -> None:
+        """Every rank trained the step: its records may leave the ring when their leases end."""
+        del self.open_steps[step.step]
+        self.meter.trained_tokens += sum(sum(c.response_lens) for c in step.commits)
+        self.books.trained(step.names)
+        for commit in step.commits:
+            self.table.retire(commit.sequence)
+
+    def returned(self, step: Step) -> None:
+        """The step was not trained: its groups are given again, by the same number."""
+        del self.open_steps[step.step]
+        self.books.take_back(step.names)
+        self.handed_since_publication = max(0, self.handed_since_publication - len(step.groups))
+        self.step = min(self.step, step.step)
+
+    def published(self, version: int) -> None:
+        """A version is in the engines."""
+        self.version = version
+        self.handed_since_publication = 0
+        self.weights_pending = False
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self, step: int) -> dict[str, object]:
+        """State of a checkpoint taken when the steps below `step` are trained."""
+        covered = [name for number, s in self.open_steps.items() if number < step for name in s.names]
+        return self.books.state(covered) | {"step": step, "version": self.version, "lineage": self.lineage}
+
+    def load(self, state: dict[str, object], *, lineage: str) -> list[Group]:
+        """Go to a checkpoint's state; returns the groups whose work is abandoned (their runs are to be dropped).
+
+        Records sampled by later versions than the checkpoint's are of an abandoned branch and leave the ring.
+        """
+        version = int(state["version"])  # type: ignore[call-overload]
+        for step in list(self.open_steps.values()):
+            self.returned(step)
+        abandoned = self.books.rewind(state["cursor"], state["unfinished"], state["ends"])  # type: ignore[arg-type]
+        for group in abandoned:
+            if group.commit is not None:
+                self.table.discard(group.commit.sequence)
+        for group in self.books.committed():
+            if group.commit is not None and group.commit.newest_version > version:
+                self.table.discard(group.commit.sequence)
+                self.books.requeue(group)
+        running = [*self.books.running(), *self.books.issued()]
+        for group in running:
+            self.books.requeue(group)
+        self.step = int(state["step"])  # type: ignore[call-overload]
+        self.weights_pending = version > 0 or self.version > 0
+        self.version = version
+        self.lineage = lineage
+        self.handed_since_publication = 0
+        return [*abandoned, *running]

@@ -1,0 +1,189 @@
+"""A weight update: all ranks enter, the leader writes, the engines load, all ranks leave.
+
+| who | waits for | unblocked by |
+|---|---|---|
+| each rank, entering | the other ranks | `UpdateBegun`, or a rank that leaves |
+| the leader, pushing by hand | the engines to stand still | `EnginesPaused`, passed on as `Reply` |
+| each rank, leaving | the engines to confirm | `WeightsPublished`, passed on as `UpdateDone` |
+
+Invariant: an update ends in exactly one of published, failed, cancelled, and the engines run afterwards.
+A generator that dies in the middle gets the open request again in its next life.
+"""
+
+import shutil
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.world import Attachment, World
+from trainer_hook.messages import (
+    ContinueEngines,
+    Message,
+    PauseEngines,
+    PublishWeights,
+    Refused,
+    Reply,
+    UpdateBegun,
+    UpdateCancel,
+    UpdateDone,
+    UpdateEnter,
+    UpdatePause,
+    UpdatePublish,
+    WeightsPublished,
+)
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    ENTERING = "entering"
+    OPEN = "open"
+    PUBLISHING = "publishing"
+
+
+class Updates:
+    """The update that is going on, if one is."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        directory: Path,
+        lease_s: float,
+        to_rank: Callable[[Attachment, Message], None],
+        to_generator: Callable[[Message], None],
+    ) -> None:
+        self._world = world
+        self._directory = directory
+        self._lease_s = lease_s
+        self._to_rank = to_rank
+        self._to_generator = to_generator
+        self.phase = Phase.IDLE
+        self.weights: str | None = None
+        """Folder of the published version; None while it is what the engines started with, or pushed by hand."""
+        self._version = 0
+        self._lineage = ""
+        self._path: str | None = None
+        self._pause: UpdatePause | None = None
+        """The leader's request to pause by hand; kept until the update ends, since a new generator repeats it."""
+        self._pause_answered = False
+
+    # --- what ranks ask ---------------------------------------------------------------------------
+
+    def enter(self, rank: Attachment, message: UpdateEnter, flow: Flow) -> None:
+        """A rank enters; with the last one the update begins."""
+        if self.phase not in (Phase.IDLE, Phase.ENTERING):
+            self._refuse(rank, message.request, "HookStateError", "an update is going on: leave it before the next")
+            return
+        self.phase = Phase.ENTERING
+        rank.entered_update = message
+        members = list(self._world.members.values())
+        if self._world.is_complete and all(member.entered_update is not None for member in members):
+            self._begin(members, flow)
+
+    def pause(self, rank: Attachment, message: UpdatePause) -> None:
+        """The leader wants the engines to stand still while it pushes by hand."""
+        if self.phase is not Phase.OPEN or rank is not self._world.leader:
+            self._refuse(rank, message.request, "HookStateError", "only the leader of an open update may pause engines")
+            return
+        self._pause, self._pause_answered = message, False
+        self._to_generator(PauseEngines(lease_s=self._lease_s))
+
+    def publish(self, rank: Attachment, message: UpdatePublish) -> None:
+        """A rank leaves; with the last one the engines load."""
+        if self.phase is not Phase.OPEN:
+            self._refuse(rank, message.request, "HookStateError", "no update is open")
+            return
+        rank.entered_update = message
+        if message.leader:
+            self._path = message.path
+        members = self._world.members.values()
+        if all(isinstance(member.entered_update, UpdatePublish) for member in members):
+            self.phase = Phase.PUBLISHING
+            self._to_generator(self._publication())
+
+    def cancel(self, rank: Attachment, message: UpdateCancel) -> None:
+        """The body raised on one rank: nothing is published."""
+        self._to_rank(rank, Reply(request=message.request))
+        rank.entered_update = None
+        self._fail("WeightUpdateFailed", f"{rank.name} cancelled the update: {message.text}")
+
+    def left(self, rank: Attachment) -> None:
+        """A rank is gone."""
+        if self.phase is not Phase.IDLE:
+            self._fail("PeerLost", f"{rank.name} is gone in the middle of a weight update")
+
+    # --- what the generator answers ---------------------------------------------------------------
+
+    def paused(self) -> None:
+        """The engines stand still."""
+        leader = self._world.leader
+        if self._pause is not None and not self._pause_answered and leader is not None:
+            self._pause_answered = True
+            self._to_rank(leader, Reply(request=self._pause.request))
+
+    def published(self, message: WeightsPublished, flow: Flow) -> bool:
+        """Every engine has the new version; False when no update waits for it."""
+        if self.phase is not Phase.PUBLISHING or message.version != self._version:
+            return False
+        flow.published(message.version)
+        old, self.weights = self.weights, self._path
+        if old is not None and old != self.weights:
+            shutil.rmtree(old, ignore_errors=True)
+        self._end(lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s))
+        return True
+
+    def failed(self, text: str) -> None:
+        """The engines could not pause or load; they go on with the old version."""
+        if self.phase is not Phase.IDLE:
+            self._fail("WeightUpdateFailed", text, engines_run=True)
+
+    def generator_is_back(self) -> None:
+        """Give a new generator what its predecessor left open."""
+        if self.phase is Phase.PUBLISHING:
+            self._to_generator(self._publication())
+        elif self._pause is not None:
+            self._to_generator(PauseEngines(lease_s=self._lease_s))
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _begin(self, members: list[Attachment], flow: Flow) -> None:
+        self.phase = Phase.OPEN
+        self._version = flow.version if flow.weights_pending else flow.version + 1
+        self._lineage = flow.lineage
+        folder = self._directory / f"{self._lineage}-{self._version}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for member in members:
+            assert member.entered_update is not None
+            request = member.entered_update.request  # type: ignore[attr-defined]
+            member.entered_update = None
+            self._to_rank(
+                member,
+                UpdateBegun(
+                    request=request,
+                    version=self._version,
+                    path=str(folder),
+                    leader=member is self._world.leader,
+                ),
+            )
+
+    def _publication(self) -> PublishWeights:
+        return PublishWeights(version=self._version, lineage=self._lineage, path=self._path)
+
+    def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:
+        if self.phase in (Phase.OPEN, Phase.PUBLISHING) and not engines_run:
+            self._to_generator(ContinueEngines())
+        self._end(lambda request: Refused(request=request, error=error, text=text))
+
+    def _end(self, answer: Callable[[int], Message]) -> None:
+        self.phase = Phase.IDLE
+        self._pause = None
+        self._path = None
+        for member in self._world.members.values():
+            if member.entered_update is not None:
+                self._to_rank(member, answer(member.entered_update.request))  # type: ignore[attr-defined]
+            member.entered_update = None
+
+    def _refuse(self, rank: Attachment, request: int, error: str, text: str) -> None:
+        self._to_rank(rank, Refused(request=request, error=error, text=text))
