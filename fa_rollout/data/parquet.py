@@ -1,0 +1,98 @@
+"""Rows of a Parquet file: the table stays in Arrow's memory, a row becomes Python values when asked for.
+
+Arrow's own conversion is used, never pandas' or numpy's: lists come out as lists, structs as dicts, bools as
+bools, at any depth, since chat templates test them for truth.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_rollout import config
+from fa_rollout.config import ConfigError
+from fa_rollout.data.row import BadRow, listed, row_from
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class ParquetFile:
+    """A file whose prompts were all checked; `num_rows` good rows can be read by index."""
+
+    def __init__(self, path: Path, data: config.Data, on_bad: Callable[[str, str], None]) -> None:
+        """Read the columns that are needed; `on_bad(place, reason)` hears of each bad row, and may raise."""
+        self.path = path
+        self._table = _read(path, data)
+        self.keys = set(self._table.column_names)
+        """The columns that are used."""
+        bad = {}
+        for index in self._suspects(data):
+            try:
+                row_from(self._decode(index), data)
+            except BadRow as error:
+                bad[index] = str(error)
+        for index, reason in bad.items():
+            on_bad(f"{path}: row {index}", reason)
+        self._good = np.delete(np.arange(self._table.num_rows), list(bad)) if bad else None
+
+    def _suspects(self, data: config.Data) -> Iterable[int]:
+        """Rows that may be bad, found where possible without turning the others into Python values."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column, everything = self._table.column(data.prompt_key), range(self._table.num_rows)
+        if data.tools_key in self.keys:
+            return everything
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            size = pc.binary_length(column)
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            size = pc.list_value_length(column)
+            if not pa.types.is_struct(column.type.value_type) or pc.list_flatten(column).null_count:
+                return everything
+        else:
+            return everything
+        doubtful = pc.or_kleene(pc.is_null(column), pc.equal(size, 0))
+        return [int(index) for index in np.flatnonzero(doubtful.to_numpy())]
+
+    def _decode(self, index: int) -> dict[str, Any]:
+        return {
+            name: column[index].as_py(maps_as_pydicts="lossy")
+            for name, column in zip(self._table.column_names, self._table.columns, strict=True)
+        }
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows if self._good is None else len(self._good)
+
+    def values(self, index: int) -> dict[str, Any]:
+        """The columns of a row."""
+        return self._decode(index if self._good is None else int(self._good[index]))
+
+    def close(self) -> None:
+        """Nothing is held open: the table is memory."""
+
+
+def _read(path: Path, data: config.Data) -> "pyarrow.Table":
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {path} needs pyarrow, which cannot be imported ({error}): "
+            "pip install 'fa-rollout[parquet]'"
+        ) from error
+    try:
+        # Not read_table: that one reads folder names such as `split=train` as columns.
+        with pq.ParquetFile(path, memory_map=True) as file:
+            names = file.schema_arrow.names
+            if data.prompt_key not in names:
+                raise ConfigError(
+                    f"{path} has no prompts: data.prompt_key = {data.prompt_key!r} is not among its columns "
+                    f"{listed(names)}"
+                )
+            wanted = {data.prompt_key, data.label_key, data.tools_key, *(data.metadata_keys or names)}
+            return file.read(columns=[name for name in names if name in wanted])
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} must be a Parquet file: {error}") from error

@@ -1,0 +1,84 @@
+"""One row of the data, as the generator uses it; the same rules for every file format.
+
+In: the decoded columns of a row, as plain Python values. Out: a `Row`, or a `BadRow` that says what is wrong.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fa_rollout import config
+
+Prompt = str | list[dict[str, Any]]
+
+
+class BadRow(ValueError):
+    """What is wrong with a row; its file and line are added by who read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A prompt and what belongs to it. Each read makes fresh values: they are the reader's to change."""
+
+    prompt: Prompt
+    """Text, or chat messages."""
+    label: Any
+    """As in the file: its type is kept. None where the row has none."""
+    metadata: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+
+
+def row_from(values: dict[str, Any], data: config.Data) -> Row:
+    """Sort a row's columns into prompt, label, tools and metadata.
+
+    Raises:
+        BadRow: the row cannot be used.
+    """
+    prompt = checked_prompt(values, data.prompt_key)
+    taken = {data.prompt_key, data.label_key, data.tools_key}
+    names = [k for k in values if k not in taken] if data.metadata_keys is None else data.metadata_keys
+    return Row(
+        prompt=prompt,
+        label=values.get(data.label_key) if data.label_key else None,
+        metadata={name: values[name] for name in names if name in values},
+        tools=_tools(values.get(data.tools_key)) if data.tools_key else None,
+    )
+
+
+def checked_prompt(values: dict[str, Any], key: str) -> Prompt:
+    """The prompt of a row: text that is not empty, or a list of messages that is not empty."""
+    if key not in values:
+        raise BadRow(f"the row has no prompt: key {key!r} is not among its keys {listed(values)}")
+    prompt = values[key]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
+        return prompt
+    what = f"an empty {_kind(prompt)}" if prompt in ("", []) else _kind(prompt)
+    if isinstance(prompt, list) and prompt:
+        what = f"a list that holds {_kind(next(m for m in prompt if not isinstance(m, dict)))}"
+    raise BadRow(f"{key!r} must be text or a list of chat messages (objects), found {what}")
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    """Tool schemas; JSON text too, the usual way to keep unlike schemas in one Parquet column."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise BadRow(f"tools given as text must be JSON: {error}") from None
+    if value is None or (isinstance(value, list) and all(isinstance(tool, dict) for tool in value)):
+        return value
+    raise BadRow(f"tools must be a list of objects, found {_kind(value)}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, cut where they are many."""
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "(none)"
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
