@@ -43,7 +43,7 @@ def split(
 
     Without a limit each rank gets one micro-batch, and ranks differ by at most the longest sample. With one,
     the number of micro-batches is the smallest that best-fit decreasing packing reaches. Where there are
-    fewer samples than micro-batches, the shortest sample of the rank stands in as a filler with an empty loss mask.
+    fewer samples than micro-batches, the shortest of the rank stands in as a filler with an empty loss mask.
 
     Raises:
         UnsplittableBatch: there are fewer samples than ranks, or a sample is longer than the limit.

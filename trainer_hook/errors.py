@@ -41,3 +41,7 @@ class UnsplittableBatch(HookError, ValueError):
 
 class WeightUpdateFailed(HookError, RuntimeError):
     """The engines did not take the new weights; they go on with the version that they had."""
+
+
+class PublishFailed(HookError, OSError):
+    """Weights that could not be written for the engines; they keep the version they have."""
