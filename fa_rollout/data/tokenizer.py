@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from fa_rollout.config import ConfigError
 from fa_rollout.data.chat import ChatTemplates, PromptError
@@ -59,7 +58,6 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(folder, config)
         _add_tokens(backend, config, special)
-        _set_bos_and_eos(backend, config, special)
         return cls(backend, ChatTemplates.load(folder, config, special), _eos_ids(folder, backend, special))
 
     def encode_prompt(self, row: Row, *, chat_template: bool | None = None) -> npt.NDArray[np.int32]:
@@ -129,19 +127,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: 
             backend.add_tokens([tokenizers.AddedToken(**entry)])
     missing = [text for text in special.values() if backend.token_to_id(text) is None]
     backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in missing])
-
-
-def _set_bos_and_eos(backend: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where written, replace the post-processor of `tokenizer.json`."""
-    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
-        return
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    around = [token for token in (bos, eos) if token is not None]
-    backend.post_processor = TemplateProcessing(
-        single=" ".join([*([bos] if bos else []), "$A", *([eos] if eos else [])]),
-        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(around)],
-    )
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: dict[str, str]) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ CHAT = [
 TOOLS = [{"type": "function", "function": {"name": "añadir", "parameters": {"a": "<int>", "flag": True}}}]
 
 
-def byte_level(post_processor: str = "template") -> tokenizers.Tokenizer:
+def byte_level(post_processor: str | None = "template") -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,15 +57,13 @@ def byte_level(post_processor: str = "template") -> tokenizers.Tokenizer:
     tokenizer.train_from_iterator(TEXTS * 4, trainer)
     if post_processor == "template":
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    elif post_processor == "byte_level":
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
 
 
-def folder_with(tmp_path: Path, backend: tokenizers.Tokenizer, config: dict, **files: object) -> Path:
+def folder_with(tmp_path: Path, backend: tokenizers.Tokenizer, settings: dict, **files: object) -> Path:
     backend.save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     return tmp_path
@@ -91,11 +89,9 @@ CONFIGS = {
         },
     ),
     "no post-processor": (None, {"eos_token": "</s>"}),
-    "bos written off": ("template", {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}),
-    "bos written on": ("byte_level", {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}),
-    "both written on": (
-        "byte_level",
-        {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True},
+    "the file's post-processor stands, whatever the config says": (
+        "template",
+        {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False, "add_eos_token": True},
     ),
     "token that only the config names": ("template", {"eos_token": "</s>", "pad_token": "<pad>"}),
     "added tokens that only the config names": (
