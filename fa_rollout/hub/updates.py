@@ -156,7 +156,7 @@ class Updates:
         folder.mkdir(parents=True)
         for member in members:
             assert member.entered_update is not None
-            request = member.entered_update.request  # type: ignore[attr-defined]
+            request = member.entered_update.request
             member.entered_update = None
             self._to_rank(
                 member,
@@ -182,7 +182,7 @@ class Updates:
         self._path = None
         for member in self._world.members.values():
             if member.entered_update is not None:
-                self._to_rank(member, answer(member.entered_update.request))  # type: ignore[attr-defined]
+                self._to_rank(member, answer(member.entered_update.request))
             member.entered_update = None
 
     def _refuse(self, rank: Attachment, request: int, error: str, text: str) -> None:

@@ -6,7 +6,7 @@ Invariant: all attachments of one world agree on its size, and no batch leaves b
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.messages import Hello, Message, Next
+from trainer_hook.messages import Hello, Next, UpdateEnter, UpdatePublish
 
 Key = tuple[int, int]
 """(data-parallel rank, index among the peers that share it)."""
@@ -22,7 +22,7 @@ class Attachment:
     """The server's end of its channel; opaque here."""
     waiting: Next | None = None
     waiting_since_s: float = 0.0
-    entered_update: Message | None = None
+    entered_update: UpdateEnter | UpdatePublish | None = None
     """Its request inside the update that is going on."""
     has_state: bool = False
     closing: bool = False
@@ -50,6 +50,8 @@ class World:
         """The run has trained steps: a new trainer must load its checkpoint before it gets a batch."""
         self.is_broken = False
         """A member is gone; the others are told and no batch leaves until all have left."""
+        self.closed: list[str] = []
+        """Members that left in order while others stay."""
 
     def refusal(self, hello: Hello) -> str | None:
         """Why a rank may not join; None when it may."""
@@ -62,7 +64,8 @@ class World:
         if self.shape is not None and shape != self.shape:
             return f"all ranks must agree on (dp_size, num_peers) = {self.shape}, rank {hello.dp_rank} says {shape}"
         if not (0 <= hello.dp_rank < hello.dp_size and 0 <= hello.peer < hello.num_peers):
-            return f"a rank must lie below its size: dp_rank {hello.dp_rank} of {hello.dp_size}, peer {hello.peer} of {hello.num_peers}"
+            found = f"dp_rank {hello.dp_rank} of {hello.dp_size}, peer {hello.peer} of {hello.num_peers}"
+            return f"a rank must lie below its size, found {found}"
         other = self.members.get((hello.dp_rank, hello.peer))
         if other is not None:
             return f"rank {hello.dp_rank} peer {hello.peer} is attached already, by pid {other.hello.pid}"
@@ -76,9 +79,11 @@ class World:
     def leave(self, attachment: Attachment) -> None:
         """A rank is gone; the last one to go makes room for a new world."""
         self.members.pop(attachment.key, None)
+        self.closed.append(attachment.name)
         if not self.members:
             self.shape = None
             self.is_broken = False
+            self.closed.clear()
 
     @property
     def dp_size(self) -> int:

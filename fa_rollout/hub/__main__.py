@@ -1,0 +1,45 @@
+"""`python -m fa_rollout.hub`: started by the launcher or by slime's entry, never by hand."""
+
+import argparse
+import faulthandler
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from fa_rollout import config
+from fa_rollout.hub.server import Server
+from shm.channel import Channel
+from shm.errors import FaRolloutError
+from trainer_hook.messages import RunEnded, encode
+
+
+def main() -> int:
+    """Read the run from the inherited channel and serve it."""
+    faulthandler.enable()
+    parser = argparse.ArgumentParser(prog="fa_rollout.hub", description=__doc__)
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    arguments = parser.parse_args()
+    launcher = Channel(socket.socket(fileno=arguments.channel_fd))
+    first = msgspec.json.decode(launcher.receive(timeout_s=10.0))
+    try:
+        server = Server(
+            config.from_dict(first["config"]),
+            first["config"],
+            run=first["run"],
+            token=first["token"],
+            directory=arguments.directory,
+            launcher=launcher,
+            parent_pid=arguments.parent_pid,
+        )
+    except (FaRolloutError, OSError) as error:
+        launcher.send(encode(RunEnded(exit_code=2, text=f"{type(error).__name__}: {error}", counts={})))
+        return 2
+    return server.serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

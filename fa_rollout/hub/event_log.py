@@ -1,0 +1,56 @@
+"""The append-only log of a run: one JSON object a line, for report and replay, never for resume."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+FLUSH_BYTES = 1 << 16
+
+
+class EventLog:
+    """Buffered writer; `flush` is called once a second and at the end.
+
+    A log that cannot be written (a full disk) is given up with one warning: the run goes on.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("ab", buffering=0)
+        self._buffer = bytearray()
+        self._encoder = msgspec.json.Encoder()
+        self.failure: str | None = None
+        """Why the log ended early."""
+
+    def write(self, event: str, **values: object) -> None:
+        """Append an event with the time of this host's monotonic clock."""
+        if self._file is None:
+            return
+        self._buffer += self._encoder.encode({"t": time.monotonic(), "event": event, **values})
+        self._buffer += b"\n"
+        if len(self._buffer) >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Give the buffered events to the file."""
+        if self._file is None or not self._buffer:
+            return
+        try:
+            self._file.write(self._buffer)
+        except OSError as error:
+            self.failure = f"the event log {self._file.name} ends here: {error.strerror}"
+            self._file.close()
+            self._file = None
+        self._buffer.clear()
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "EventLog":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

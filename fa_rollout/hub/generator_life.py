@@ -1,0 +1,117 @@
+"""One life of the generator after the other: start by exec, watch, end.
+
+Invariant: the next life starts only after `waitpid` of the last one and after what it had sent is read, so that
+two writers never share the ring.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+
+import msgspec
+
+from shm.channel import Channel
+from shm.liveness import open_pidfd
+from trainer_hook.messages import Message, Resume, Stop, encode
+
+START_LIMIT_S = 300.0
+"""A generator that reads its data and looks for its engines may be silent for so long."""
+
+RESTART_WINDOW_S = 600.0
+"""Accidental ends are counted over this time."""
+
+
+class GeneratorLife:
+    """The generator process that runs now, and how often it had to be replaced."""
+
+    def __init__(self, *, preamble: bytes, ring_fd: int, max_restarts: int) -> None:
+        self._preamble = preamble
+        self._ring_fd = ring_fd
+        self._max_restarts = max_restarts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ends: deque[float] = deque()
+        self.incarnation = 0
+        self.channel: Channel | None = None
+        self.pidfd: int | None = None
+        self.last_heard_s = 0.0
+        self.is_ready = False
+        self.num_restarts = 0
+        self.next_start_s: float | None = None
+        """When the next life begins; None while one is running or none is wanted."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self, resume: Resume) -> Channel:
+        """Begin a life: a fresh interpreter in a session of its own, with ring and channel inherited."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [
+            *(sys.executable, "-m", "fa_rollout.generator"),
+            *("--channel-fd", str(theirs.fileno()), "--ring-fd", str(self._ring_fd), "--parent-pid", str(os.getpid())),
+        ]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), self._ring_fd),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )
+        self.incarnation = resume.incarnation
+        self.pidfd = open_pidfd(self._process.pid)
+        self.channel = Channel(ours)
+        self.channel.queue(self._preamble)
+        self.channel.queue(encode(resume))
+        self.last_heard_s = time.monotonic()
+        self.next_start_s = None
+        self.is_ready = False
+        return self.channel
+
+    def send(self, message: Message) -> None:
+        """Queue a message; dropped when no generator lives, since the next one learns all from `Resume`."""
+        if self.channel is not None:
+            self.channel.queue(encode(message), urgent=isinstance(message, Stop))
+
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """Whether it is alive and has said nothing for too long; a starting one gets more time."""
+        return now_s - self.last_heard_s > (limit_s if self.is_ready else max(limit_s, START_LIMIT_S))
+
+    def kill(self) -> None:
+        """End it at once: it does not answer."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+
+    def reap(self) -> str:
+        """Close the books of a life that has ended; says how it ended."""
+        assert self._process is not None
+        code = self._process.wait()
+        if self.channel is not None:
+            self.channel.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+        self._process, self.channel, self.pidfd, self.is_ready = None, None, None, False
+        return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def plan_restart(self, now_s: float) -> bool:
+        """Set the time of the next life; False when too many ended by accident lately.
+
+        The first replacement starts at once, later ones wait 0.5 s, 1 s, 2 s and so on.
+        """
+        while self._ends and now_s - self._ends[0] > RESTART_WINDOW_S:
+            self._ends.popleft()
+        self._ends.append(now_s)
+        num_recent = len(self._ends)
+        if num_recent > self._max_restarts:
+            return False
+        self.num_restarts += 1
+        self.next_start_s = now_s + (0.0 if num_recent == 1 else min(0.5 * 2 ** (num_recent - 2), 10.0))
+        return True
+
+
+def preamble(run: str, tree: dict[str, object]) -> bytes:
+    """First frame to a generator: the run's id and the configuration, as JSON."""
+    return msgspec.json.encode({"run": run, "config": tree})
