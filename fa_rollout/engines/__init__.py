@@ -1,0 +1,1 @@
+"""Engines that sample: the embedded one and the scripted one."""
