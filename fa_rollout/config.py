@@ -7,7 +7,7 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -124,6 +124,8 @@ class Engine(_Section):
     model: str | None = None
     """Folder of the model for the embedded engine, and of the tokenizer when that is not named."""
     tokenizer: str | None = None
+    num_threads: Positive = 1
+    """CPU threads of the embedded engine."""
     max_concurrent_samples: Positive = 256
     """Per engine."""
     request_timeout_s: Seconds = Seconds(600)
@@ -181,7 +183,8 @@ class Config(_Section):
     run: Run = Run()
 
 
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -194,6 +197,11 @@ def _parse_quantity(kind: type, value: Any) -> Any:
         return kind(value)
     example = "64MiB" if kind is Bytes else "30s"
     raise ValueError(f'must be a number or text such as "{example}", found {value!r}')
+
+
+def _plain(value: Any) -> Any:
+    """Sizes and times as the numbers that they are: msgspec does not look through subclasses."""
+    return int(value) if isinstance(value, Bytes) else float(value)
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
@@ -209,6 +217,11 @@ def from_dict(tree: dict[str, Any]) -> Config:
     if not config.engine.urls and config.engine.model is None:
         raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
     return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Nested tables of plain numbers and text; `from_dict` takes them back."""
+    return cast(dict[str, Any], msgspec.to_builtins(config, enc_hook=_plain))
 
 
 def load(path: str | Path) -> Config:

@@ -1,0 +1,90 @@
+"""How a run ends: which event, which exit code, which words, and how patiently.
+
+In: what happened first. Out: an `Ending`. Invariant: a pure table; the launcher does the rest in the same way
+for every row.
+"""
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+EXIT_CODES = {
+    0: "the trainer ended well, or the data did",
+    1: "the run was given up; the message says why",
+    2: "the command line, the configuration or a check before the start was refused: nothing was started",
+    69: "the engine could not be started or kept alive",
+    70: "the hub was lost",
+    130: "interrupted (SIGINT); 129 and 143 for SIGHUP and SIGTERM",
+}
+"""Any other number is the trainer's own exit code, 128 + n when signal n ended it."""
+
+EXIT_GIVEN_UP = 1
+EXIT_REFUSED = 2
+EXIT_ENGINE_LOST = 69
+EXIT_HUB_LOST = 70
+_DRAIN_SHARE = 0.6
+_SHORT_S = 2.0
+"""Patience, and grace, after a loss that the trainer cannot survive."""
+
+
+class Cause(StrEnum):
+    """What ended the run."""
+
+    TRAINER = "trainer"
+    """The trainer ended, well or not."""
+    HUB_ENDED = "hub_ended"
+    """The hub said how the run ended, and left."""
+    HUB_LOST = "hub_lost"
+    """The hub is gone without a word."""
+    ENGINE_LOST = "engine_lost"
+    """The embedded engine died too often, or did not start."""
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How to wind down."""
+
+    exit_code: int
+    text: str
+    patience_s: float
+    """How long the trainer may go on by itself before it gets SIGTERM."""
+    grace_s: float
+    """From then on to SIGKILL."""
+
+
+def ending(
+    cause: Cause,
+    *,
+    grace_s: float,
+    trainer_code: int | None,
+    hub_code: int | None,
+    hub_text: str = "",
+    signum: int = 0,
+    engine_text: str = "",
+) -> Ending:
+    """The row of the table for `cause`.
+
+    `trainer_code` and `hub_code` are None while that process runs, or where there is none.
+    """
+    drain_s, rest_s = grace_s * _DRAIN_SHARE, grace_s * (1 - _DRAIN_SHARE)
+    match cause:
+        case Cause.TRAINER:
+            assert trainer_code is not None
+            text = f"the trainer exited with code {trainer_code}" if trainer_code else "the trainer has ended"
+            return Ending(exit_code=trainer_code, text=text, patience_s=0, grace_s=rest_s)
+        case Cause.HUB_ENDED:
+            assert hub_code is not None
+            return Ending(exit_code=hub_code, text=hub_text, patience_s=drain_s, grace_s=rest_s)
+        case Cause.HUB_LOST:
+            how = "did not start in time" if hub_code is None else f"died (exit code {hub_code})"
+            text = f"the hub {how}, so the run is over; resume it from the trainer's checkpoint"
+            # Ranks raise HubLost by themselves within two seconds; what hangs in a collective does not.
+            drain_s, rest_s = min(_SHORT_S, drain_s), min(_SHORT_S, rest_s)
+            return Ending(exit_code=EXIT_HUB_LOST, text=text, patience_s=drain_s, grace_s=rest_s)
+        case Cause.ENGINE_LOST:
+            rest_s = min(_SHORT_S, rest_s)
+            return Ending(exit_code=EXIT_ENGINE_LOST, text=engine_text, patience_s=0, grace_s=rest_s)
+        case Cause.INTERRUPTED:
+            text = f"stopped by {signal.Signals(signum).name}"
+            return Ending(exit_code=128 + signum, text=text, patience_s=drain_s, grace_s=rest_s)

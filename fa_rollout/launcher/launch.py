@@ -1,0 +1,307 @@
+"""A run from start to end: engine, hub and trainer as children of this process.
+
+In: a configuration, and the trainer's command line (none: standalone). Out: an `Ended`. Invariant: when
+`launch` returns or raises, no process that it started lives and the run directory is gone. Nothing here waits
+without a deadline, except for the trainer, which may train as long as it likes while all others live.
+
+    who        is watched by    and when it dies
+    trainer    pidfd            the hub is asked to stop; exit code is the trainer's
+    hub        pidfd, channel   trainer gets SIGTERM, then SIGKILL; exit 70
+    engine     pidfd            started again on the same port, three times; then exit 69
+    launcher   hub and engine   both end; ranks raise HubLost
+"""
+
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fa_rollout.config import Config, to_dict
+from fa_rollout.launcher.child import Child
+from fa_rollout.launcher.ending import Cause, Ending, ending
+from fa_rollout.launcher.engine import EngineKeeper
+from fa_rollout.launcher.orphans import adopted, children, end_orphans
+from fa_rollout.launcher.rundir import RunDirectory
+from fa_rollout.launcher.signals import Signals
+from shm.channel import Channel
+from shm.errors import ChannelError
+from trainer_hook.messages import HubReady, Message, RunEnded, Stop, decode, encode
+
+logger = logging.getLogger(__name__)
+
+START_DEADLINE_S = 60.0
+"""For the hub to listen. It neither loads a model nor reads the data for that."""
+_TICK_S = 0.25
+_LAST_WORD_S = 3.0
+"""Beyond the grace, for the hub to close its books."""
+_ENGINE_GRACE_S = 3.0
+_ORPHAN_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    exit_code: int
+    """See `launcher.ending.EXIT_CODES`."""
+    text: str
+    counts: dict[str, int] | None
+    """The books of the hub; None when it did not live to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What the caller may hook into a run."""
+
+    say: Callable[[str], None] = lambda text: print(f"fa-rollout-proc: {text}", file=sys.stderr, flush=True)
+    """Takes one line for a person."""
+    tick: Callable[[], None] = lambda: None
+    """Called about four times a second."""
+    ready: Callable[[Mapping[str, str]], None] = lambda environment: None
+    """Takes what a trainer needs in its environment, once the hub listens."""
+    logs: Path | None = None
+    """Folder for the children's output; None: where the caller's goes."""
+
+
+def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = None) -> Ended:
+    """Run `command` as the trainer of a new run; without one, run until an interrupt or the end of the data.
+
+    Must be called in the main thread, since it listens to signals.
+
+    Raises:
+        RunDirectoryError: there is no place for the run's private folder.
+    """
+    with (
+        adopted(),
+        RunDirectory.create() as directory,
+        Signals() as signals,
+        _Launch(config, command, directory, signals, seat or Seat()) as run,
+    ):
+        return run.go()
+
+
+class _Launch:
+    def __init__(
+        self, config: Config, command: Sequence[str], directory: RunDirectory, signals: Signals, seat: Seat
+    ) -> None:
+        self._config, self._command = config, command
+        self._directory, self._signals, self._seat = directory, signals, seat
+        self._run, self._token = secrets.token_hex(8), secrets.token_hex(32)
+        self._before = set(children())
+        self._engine: EngineKeeper | None = None
+        self._hub: Child | None = None
+        self._trainer: Child | None = None
+        self._channel: Channel | None = None
+        self._ready: HubReady | None = None
+        self._books: RunEnded | None = None
+        self._hub_is_gone = False
+        self._is_winding_down = False
+
+    def go(self) -> Ended:
+        plan = self._plan(self._start() or self._watch())
+        self._seat.say(plan.text)
+        self._wind_down(plan)
+        counts = None if self._books is None else self._books.counts
+        return Ended(exit_code=plan.exit_code, text=plan.text, counts=counts)
+
+    # --- start ------------------------------------------------------------------------------------------
+
+    def _start(self) -> Cause | None:
+        """Engine, hub, trainer, each when the one before listens; returns what went wrong."""
+        if not self._config.engine.urls:
+            self._engine = EngineKeeper(self._config.engine, log=self._log("engine"), say=self._seat.say)
+            self._wait(lambda: self._engine_url is not None or self._event() is not None)
+            if self._engine_url is None:
+                return self._event()
+        self._start_hub()
+        deadline = time.monotonic() + START_DEADLINE_S
+        self._wait(lambda: self._ready is not None or self._event() is not None, deadline)
+        if self._ready is None:
+            return self._event() or Cause.HUB_LOST
+        self._start_trainer(self._ready.address)
+        return None
+
+    def _start_trainer(self, address: str) -> None:
+        environment = {
+            "FA_ROLLOUT_ADDRESS": address,
+            "FA_ROLLOUT_RUN": self._run,
+            "FA_ROLLOUT_TOKEN": self._token,
+        }
+        self._seat.ready(environment)
+        if self._command:
+            log = self._log("trainer")
+            self._trainer = Child.start("trainer", self._command, environment=environment, log=log)
+
+    @property
+    def _engine_url(self) -> str | None:
+        return None if self._engine is None else self._engine.url
+
+    def _start_hub(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-m", "fa_rollout.hub", "--channel-fd", str(theirs.fileno())]
+        command += ["--parent-pid", str(os.getpid()), "--directory", str(self._directory.path)]
+        with theirs:
+            self._hub = Child.start(
+                "hub",
+                command,
+                pass_fds=(theirs.fileno(), self._directory.lock_fd),
+                log=self._log("hub"),
+                own_session=True,
+            )
+        self._channel = Channel(ours)
+        tree = to_dict(self._config)
+        if self._engine_url is not None:
+            tree["engine"]["urls"] = [self._engine_url]
+        self._channel.queue(json.dumps({"run": self._run, "token": self._token, "config": tree}).encode())
+
+    def _log(self, name: str) -> Path | None:
+        return None if self._seat.logs is None else self._seat.logs / f"{name}.log"
+
+    # --- watch ------------------------------------------------------------------------------------------
+
+    def _watch(self) -> Cause:
+        self._wait(lambda: self._event() is not None)
+        event = self._event()
+        assert event is not None
+        return event
+
+    def _event(self) -> Cause | None:
+        """What ends the run, as far as `_look` has seen; the order is that of cause before consequence."""
+        trainer_code = None if self._trainer is None else self._trainer.exit_code
+        if self._signals.received:
+            return Cause.INTERRUPTED
+        if trainer_code == 0:
+            return Cause.TRAINER
+        if self._books is not None and (self._books.exit_code or self._trainer is None):
+            return Cause.HUB_ENDED
+        if self._books is None and self._hub_is_gone:
+            return Cause.HUB_LOST
+        if self._books is None and self._engine is not None and self._engine.obituary:
+            return Cause.ENGINE_LOST
+        # With the books closed in order the trainer may evaluate and save for as long as it needs.
+        return None if trainer_code is None else Cause.TRAINER
+
+    def _wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Look after everybody until `until()` holds (True) or the deadline has passed (False)."""
+        while True:
+            self._look()
+            if until():
+                return True
+            left_s = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
+            if left_s <= 0:
+                return False
+            self._poll(left_s)
+
+    def _poll(self, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._signals.fileno(), select.POLLIN)
+        engine = None if self._engine is None else self._engine.child
+        if self._engine is not None and self._engine.ready_fd >= 0:
+            poll.register(self._engine.ready_fd, select.POLLIN)
+        for child in (self._trainer, self._hub, engine):
+            if child is not None and child.pidfd >= 0 and child.exit_code is None:
+                poll.register(child.pidfd, select.POLLIN)
+        if self._channel is not None:
+            wanted = select.POLLIN | (select.POLLOUT if self._channel.wants_write else 0)
+            poll.register(self._channel.fileno(), wanted)
+        poll.poll(timeout_s * 1000)
+
+    def _look(self) -> None:
+        self._signals.drain()
+        # In this order: what the hub said before it died must be read before its death counts.
+        hub_is_gone = self._hub is not None and self._hub.exit_code is not None
+        self._hear_hub()
+        self._hub_is_gone = hub_is_gone
+        if self._engine is not None and not self._is_winding_down:
+            self._engine.look()
+        self._seat.tick()
+
+    def _hear_hub(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.flush()
+            for payload in self._channel.read_ready():
+                self._take(decode(payload))
+        except ChannelError as error:
+            # An end of file is a hint only: the hub's pidfd says when it is gone.
+            logger.debug("hub_channel=closed reason=%s", error)
+            self._channel.close()
+            self._channel = None
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case HubReady():
+                self._ready = message
+            case RunEnded():
+                self._books = message
+            case _:
+                logger.warning("hub_message=%s event=unexpected", type(message).__name__)
+
+    # --- end --------------------------------------------------------------------------------------------
+
+    def _plan(self, cause: Cause) -> Ending:
+        books = self._books
+        return ending(
+            cause,
+            grace_s=self._config.run.grace_s,
+            trainer_code=None if self._trainer is None else self._trainer.exit_code,
+            hub_code=books.exit_code if books is not None else self._hub and self._hub.exit_code,
+            hub_text="" if books is None else books.text,
+            signum=self._signals.received[0] if self._signals.received else 0,
+            engine_text=(self._engine and self._engine.obituary) or "",
+        )
+
+    def _wind_down(self, plan: Ending) -> None:
+        """Trainer, hub, engine, in this order; one more signal and the rest is killed at once."""
+        self._is_winding_down = True
+        num_signals = len(self._signals.received)
+        started = time.monotonic()
+
+        def wait(child: Child, until_s: float) -> bool:
+            deadline = started + until_s
+            hurry = lambda: len(self._signals.received) > num_signals  # noqa: E731
+            self._wait(lambda: child.exit_code is not None or hurry(), deadline)
+            return child.exit_code is not None
+
+        total_s = plan.patience_s + plan.grace_s
+        self._ask_hub_to_stop(plan.text, total_s)
+        if self._trainer is not None and not wait(self._trainer, plan.patience_s):
+            self._trainer.signal(signal.SIGTERM)
+            wait(self._trainer, total_s)
+        if self._hub is not None and not wait(self._hub, total_s + _LAST_WORD_S):
+            self._seat.say(f"the hub did not end within {total_s + _LAST_WORD_S:.0f} s and is killed")
+        if self._engine is not None:
+            self._engine.terminate()
+            if self._engine.child is not None:
+                wait(self._engine.child, time.monotonic() - started + _ENGINE_GRACE_S)
+
+    def _ask_hub_to_stop(self, reason: str, grace_s: float) -> None:
+        if self._channel is not None:
+            self._channel.queue(encode(Stop(grace_s=grace_s, reason=reason)), urgent=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill whatever is left, however the run ended, and wait for it."""
+        for child in (self._trainer, self._hub):
+            if child is not None:
+                child.end()
+        if self._engine is not None:
+            self._engine.close()
+        end_orphans(self._before, _ORPHAN_GRACE_S)
+        if self._channel is not None:
+            self._channel.close()

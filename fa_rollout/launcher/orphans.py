@@ -1,0 +1,52 @@
+"""Processes that a trainer leaves behind when it dies before its own children do.
+
+In: nothing. Out: the orphans, which the kernel hands to the launcher as long as it is their subreaper (a
+killed `torchrun` leaves its ranks this way). Invariant: only children of this process that it did not have
+before, and did not start itself, are ended.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Collection, Iterator
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+@contextlib.contextmanager
+def adopted() -> Iterator[None]:
+    """Be the parent of every orphan among the descendants; where the kernel refuses, nothing changes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int(0)
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def children() -> dict[int, psutil.Process]:
+    """Children of this process by number."""
+    return {process.pid: process for process in psutil.Process().children()}
+
+
+def end_orphans(known: Collection[int], grace_s: float) -> int:
+    """End every child whose number is not `known`, with all below it, and wait for it; how many there were.
+
+    An orphan's own children fall to the launcher when it dies, so this goes on until none is left.
+    """
+    num_ended = 0
+    while orphans := [process for pid, process in children().items() if pid not in known]:
+        num_ended += len(orphans)
+        for process in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(orphans, timeout=grace_s)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=grace_s)
+    return num_ended

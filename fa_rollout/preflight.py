@@ -1,0 +1,197 @@
+"""Checks before a run starts: what would fail in an hour is found in a second.
+
+In: a configuration and facts about this machine. Out: findings, each with a way to repair it. Invariant:
+every check is a function of its arguments and starts nothing; user code is looked for and never executed.
+"""
+
+import os
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from glob import glob
+from importlib.machinery import PathFinder
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment
+
+from fa_rollout.config import Config
+from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
+
+_FDS_BESIDE_REQUESTS = 128
+"""Logs, libraries, reward workers, channel."""
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """The run would not work: it is not started."""
+    WARNING = "warning"
+    """The run may work; somebody should look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it must be."""
+
+    severity: Severity
+    check: str
+    text: str
+    """What must hold and what was found."""
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.severity} ({self.check}): {self.text}\n    fix: {self.fix}"
+
+
+def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
+    """All checks for a run on this machine, errors first."""
+    findings = [
+        *check_memory(config.ring.bytes, available_bytes()),
+        *check_descriptors(config.engine.max_concurrent_samples * max(1, len(config.engine.urls))),
+        *check_proxies(config.engine.urls, os.environ),
+        *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
+        *check_data(config.data.path),
+        *check_model(config.engine.model, config.engine.tokenizer, embedded=not config.engine.urls),
+        *check_command(command),
+    ]
+    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def check_memory(ring_bytes: int, headroom: Headroom) -> list[Finding]:
+    """The ring is reserved whole at start: it must fit in what the machine and every cgroup leave free."""
+    needed, free = ring_bytes + RESERVE_BYTES, headroom.available_bytes
+    if needed <= free // 2:
+        return []
+    is_too_much = needed > free
+    must = "must fit in free memory" if is_too_much else "takes more than half of what is free"
+    return [
+        Finding(
+            severity=Severity.ERROR if is_too_much else Severity.WARNING,
+            check="memory",
+            text=f"ring.bytes = {ring_bytes:,} {must}: {free:,} bytes, by {headroom.limiter}",
+            fix="lower ring.bytes (a few steps' groups are enough), or raise that limit",
+        )
+    ]
+
+
+def check_descriptors(num_concurrent: int, limit: int | None = None) -> list[Finding]:
+    """Each running request holds a connection."""
+    if limit is None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = num_concurrent + _FDS_BESIDE_REQUESTS
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return []
+    return [
+        Finding(
+            severity=Severity.ERROR,
+            check="descriptors",
+            text=f"{num_concurrent} concurrent samples need {needed} open files, and the limit is {limit}",
+            fix=f"ulimit -n {needed}, or lower engine.max_concurrent_samples",
+        )
+    ]
+
+
+def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Finding]:
+    """Requests go to the engines directly: a proxy that is set for them is not used."""
+    proxy = next((name for name in _PROXY_VARIABLES if environment.get(name)), None)
+    hosts = [urlsplit(url).hostname or url for url in urls]
+    beyond = [host for host in hosts if not _is_local(host) and not proxy_bypass_environment(host)]
+    if proxy is None or not beyond:
+        return []
+    return [
+        Finding(
+            severity=Severity.WARNING,
+            check="proxies",
+            text=f"{proxy}={environment[proxy]} is set, but engines ({beyond[0]}) are asked directly",
+            fix="name their hosts in no_proxy; engines behind a proxy need a router on this side of it",
+        )
+    ]
+
+
+def check_reward(path: str, search_path: Sequence[str]) -> list[Finding]:
+    """The module of the reward function must be found; it is not imported here."""
+    forms = "package.module.function or package.module:function"
+    module, separator, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    if not separator or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module) or not attribute:
+        return [_reward_error(f"reward.function must be {forms}, found {path!r}", "write it in that form")]
+    missing = _missing_module(module, search_path)
+    if missing is None:
+        return []
+    text = f"reward.function = {path!r}: no module {missing!r} in the current folder or in what is installed"
+    return [_reward_error(text, "start in the folder that holds it, set PYTHONPATH, or install it")]
+
+
+def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
+    """The first name on the way to `module` that cannot be found; parents are not executed."""
+    locations: Sequence[str] | None = search_path
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        spec = None if locations is None else PathFinder.find_spec(name, locations)
+        if spec is None:
+            return None if name in sys.builtin_module_names else name
+        locations = spec.submodule_search_locations
+    return None
+
+
+def check_data(pattern: str) -> list[Finding]:
+    """At least one file with something in it."""
+    files = [Path(name) for name in glob(pattern, recursive=True)] or [Path(pattern)]
+    found = [file for file in files if file.is_file()]
+    if not found:
+        text, fix = f"data.path = {pattern!r} must name a file, and there is none", "mend the path"
+    elif unreadable := [file for file in found if not os.access(file, os.R_OK)]:
+        text, fix = f"data.path: {unreadable[0]} cannot be read", "change its permissions"
+    elif not any(file.stat().st_size for file in found):
+        text, fix = f"data.path = {pattern!r}: {len(found)} files, all empty", "put prompts in"
+    else:
+        return []
+    return [Finding(severity=Severity.ERROR, check="data", text=text, fix=fix)]
+
+
+def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> list[Finding]:
+    """Folders that are named must hold the files that are read from them."""
+    findings = []
+    if embedded and model is not None and not (Path(model) / "config.json").is_file():
+        findings.append(_model_error("engine.model", model, "config.json"))
+    folder, key = (tokenizer, "engine.tokenizer") if tokenizer is not None else (model, "engine.model")
+    if folder is not None and not (Path(folder) / "tokenizer.json").is_file():
+        findings.append(_model_error(key, folder, "tokenizer.json"))
+    return findings
+
+
+def check_command(command: Sequence[str]) -> list[Finding]:
+    """The trainer's program must exist."""
+    if not command or shutil.which(command[0]):
+        return []
+    return [
+        Finding(
+            severity=Severity.ERROR,
+            check="command",
+            text=f"the trainer's command starts with {command[0]!r}, and no such program is on PATH",
+            fix="mend the name, or activate the environment that has it",
+        )
+    ]
+
+
+def _reward_error(text: str, fix: str) -> Finding:
+    return Finding(severity=Severity.ERROR, check="reward", text=text, fix=fix)
+
+
+def _model_error(key: str, folder: str, file: str) -> Finding:
+    return Finding(
+        severity=Severity.ERROR,
+        check="model",
+        text=f"{key} = {folder!r} must be a folder that holds {file}, and it does not",
+        fix="give the folder that the model was saved to",
+    )
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,80 @@
+"""The embedded engine's keeper: same address over its lives, an end to them, nothing left over."""
+
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fa_rollout import config
+from fa_rollout.engines.tiny_model import write_tiny_model
+from fa_rollout.launcher.engine import MAX_RESTARTS, EngineKeeper
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_model(folder, characters="0123456789=")
+
+
+def look_until(keeper: EngineKeeper, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        keeper.look()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def keeper(model: Path, said: list[str], tmp_path: Path) -> Iterator[EngineKeeper]:
+    keeper = EngineKeeper(config.Engine(model=str(model)), log=tmp_path / "engine.log", say=said.append)
+    yield keeper
+    keeper.close()
+
+
+@pytest.mark.slow
+def test_a_killed_engine_comes_back_on_the_same_address_and_not_for_ever(
+    keeper: EngineKeeper, said: list[str]
+) -> None:
+    look_until(keeper, lambda: keeper.url is not None)
+    url = keeper.url
+    for life in range(MAX_RESTARTS):
+        assert keeper.child is not None
+        os.kill(keeper.child.pid, signal.SIGKILL)
+        look_until(keeper, lambda: len(said) == life + 1)  # noqa: B023
+        look_until(keeper, lambda: keeper.ready_fd < 0)
+        assert keeper.url == url
+        with urllib.request.urlopen(f"{url}/model_info", timeout=10) as reply:
+            assert reply.status == 200
+    assert keeper.child is not None
+    os.kill(keeper.child.pid, signal.SIGKILL)
+    look_until(keeper, lambda: keeper.obituary is not None)
+    assert "137" in str(keeper.obituary)
+    assert f"{MAX_RESTARTS} restarts" in str(keeper.obituary)
+
+
+def test_an_engine_that_cannot_start_is_told_with_its_last_lines_and_not_tried_again(
+    tmp_path: Path, said: list[str]
+) -> None:
+    keeper = EngineKeeper(config.Engine(model=str(tmp_path)), log=tmp_path / "engine.log", say=said.append)
+    look_until(keeper, lambda: keeper.obituary is not None)
+    assert "last lines" in str(keeper.obituary)
+    assert said == []
+    assert keeper.child is None
+
+
+def test_closing_while_it_starts_leaves_no_process(keeper: EngineKeeper) -> None:
+    assert keeper.child is not None
+    pid = keeper.child.pid
+    keeper.close()
+    keeper.close()
+    assert not psutil.pid_exists(pid)

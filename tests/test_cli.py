@@ -1,0 +1,87 @@
+"""The command line: mistakes end in one message and code 2 before anything starts; help teaches."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fa_rollout.cli import main
+
+
+def run(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "fa_rollout.cli", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["demo", "--help"], ["--version"]])
+def test_help_ends_well(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    assert "fa-rollout-proc" in capsys.readouterr().out
+
+
+def test_help_documents_every_exit_code_and_shows_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f" {code}  " in text for code in (0, 1, 2, 69, 70, 130))
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = capsys.readouterr().out
+    assert "torchrun" in text
+    assert "[rollout]" in text
+
+
+def test_the_configuration_that_help_shows_is_accepted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from fa_rollout.cli import _EXAMPLE
+    from fa_rollout.config import load
+
+    lines = _EXAMPLE.splitlines()[2:]
+    (tmp_path / "run.toml").write_text("\n".join(lines))
+    assert load(tmp_path / "run.toml").rollout.groups_per_step == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nowhere.toml"], "nowhere.toml"),
+        (["demo", "--", "torchrun"], "with `run` only"),
+        (["demo", "--steps", "0"], "at least 1"),
+        (["rn"], "run"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_mistake_is_code_two_and_one_message(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[data]\npath = "x"\n[rollout]\nnum_stepz = 1\ngroups_per_step = 1\nsamples_per_group = 1\n'
+        '[reward]\nfunction = "a.b"\n'
+    )
+    done = run("run", "run.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "num_steps" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_failed_checks_are_all_shown_with_their_fixes_and_nothing_starts(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[data]\npath = "none.jsonl"\n[rollout]\nnum_steps = 1\ngroups_per_step = 1\nsamples_per_group = 1\n'
+        '[reward]\nfunction = "not_here.reward"\n[engine]\nurls = ["http://127.0.0.1:9"]\n'
+    )
+    done = run("run", "run.toml", "--", "no-such-program", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("fix: ") == 3
+    for name in ("none.jsonl", "not_here", "no-such-program"):
+        assert name in done.stderr

@@ -1,0 +1,122 @@
+"""Checks before the start: each finds its fault, names the number and the way out, and runs no user code."""
+
+from pathlib import Path
+
+import pytest
+
+from fa_rollout.preflight import (
+    Finding,
+    Severity,
+    check_command,
+    check_data,
+    check_descriptors,
+    check_memory,
+    check_model,
+    check_proxies,
+    check_reward,
+)
+from shm.headroom import Headroom
+
+GIB = 1 << 30
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1
+    assert findings[0].fix
+    return findings[0]
+
+
+def test_a_ring_beyond_free_memory_is_an_error_that_names_the_limit() -> None:
+    finding = only(check_memory(8 * GIB, Headroom(available_bytes=4 * GIB, limiter="cgroup /job")))
+    assert finding.severity is Severity.ERROR
+    assert "cgroup /job" in finding.text
+    assert f"{4 * GIB:,}" in finding.text
+
+
+def test_a_ring_of_more_than_half_of_free_memory_is_a_warning() -> None:
+    finding = only(check_memory(3 * GIB, Headroom(available_bytes=4 * GIB, limiter="the machine")))
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_ring_that_fits_is_fine() -> None:
+    assert check_memory(GIB, Headroom(available_bytes=4 * GIB, limiter="the machine")) == []
+
+
+def test_too_few_descriptors_for_the_concurrency() -> None:
+    finding = only(check_descriptors(2000, limit=1024))
+    assert finding.severity is Severity.ERROR
+    assert "ulimit -n" in finding.fix
+    assert check_descriptors(256, limit=1024) == []
+    assert check_descriptors(10**6, limit=-1) == []
+
+
+@pytest.mark.parametrize(
+    ("urls", "environment", "num_findings"),
+    [
+        (["http://127.0.0.1:1"], {"http_proxy": "http://p:1"}, 0),
+        (["http://[::1]:1"], {"http_proxy": "http://p:1"}, 0),
+        (["http://gpu7:1"], {}, 0),
+        (["http://gpu7:1"], {"http_proxy": "http://p:1"}, 1),
+        (["http://gpu7:1"], {"ALL_PROXY": "http://p:1"}, 1),
+    ],
+)
+def test_a_proxy_that_would_be_bypassed_is_told(
+    urls: list[str], environment: dict[str, str], num_findings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert len(check_proxies(urls, environment)) == num_findings
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package whose import would leave a trace."""
+    folder = tmp_path / "task_package"
+    (folder / "deep").mkdir(parents=True)
+    for file in (folder / "__init__.py", folder / "deep" / "__init__.py", folder / "deep" / "score.py"):
+        file.write_text("raise RuntimeError('executed')")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["task_package.deep.score.reward", "task_package.deep.score:reward"])
+def test_the_reward_module_is_found_without_being_executed(path: str, package: Path) -> None:
+    assert check_reward(path, [str(package)]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("task_package.shallow.score.reward", "task_package.shallow"),
+        ("nowhere.reward", "nowhere"),
+        ("task_package.deep.score.more.reward", "task_package.deep.score.more"),
+    ],
+)
+def test_a_missing_reward_module_is_named(path: str, named: str, package: Path) -> None:
+    assert repr(named) in only(check_reward(path, [str(package)])).text
+
+
+@pytest.mark.parametrize("path", ["reward", ":reward", "a..b.reward", "a-b:reward", "module:"])
+def test_a_reward_path_of_another_form_is_refused_with_the_accepted_ones(path: str) -> None:
+    assert "package.module:function" in only(check_reward(path, [])).text
+
+
+def test_data_must_exist_and_not_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    assert "none" in only(check_data(str(tmp_path / "no.jsonl"))).text
+    assert "empty" in only(check_data(str(tmp_path / "*.jsonl"))).text
+    (tmp_path / "full.jsonl").write_text("{}")
+    assert check_data(str(tmp_path / "*.jsonl")) == []
+
+
+def test_model_folders_must_hold_what_is_read_from_them(tmp_path: Path) -> None:
+    assert len(check_model(str(tmp_path), None, embedded=True)) == 2
+    (tmp_path / "config.json").touch()
+    (tmp_path / "tokenizer.json").touch()
+    assert check_model(str(tmp_path), None, embedded=True) == []
+    assert "engine.tokenizer" in only(check_model(str(tmp_path), "elsewhere", embedded=True)).text
+
+
+def test_the_trainers_program_must_exist() -> None:
+    assert "no-such-program" in only(check_command(["no-such-program", "x"])).text
+    assert check_command(["sh", "-c", "x"]) == []
+    assert check_command([]) == []
