@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 PAD_ID, BOS_ID, EOS_ID = range(3)
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-_INITIAL_STD = 0.02
+INITIAL_STD = 0.02
 
 
 def write_tiny_model(
@@ -28,8 +28,12 @@ def write_tiny_model(
     key_value_heads: int | None = None,
     seed: int = 0,
     context: int = 256,
+    std: float = INITIAL_STD,
 ) -> Path:
-    """Write configuration, weights and tokenizer to `folder`; token ids are 3 + the character's place."""
+    """Write configuration, weights and tokenizer to `folder`; token ids are 3 + the character's place.
+
+    `std` is that of the random weights: larger ones make the model sure of its nonsense.
+    """
     if len(set(characters)) < len(characters):
         raise ValueError(f"characters must differ from each other, got {characters!r}")
     folder = Path(folder)
@@ -45,7 +49,7 @@ def write_tiny_model(
     _write_json(folder / "config.json", config)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     _write_json(folder / "generation_config.json", generation)
-    save_file(_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(config, seed, std), folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer(characters).save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(context))
     return folder
@@ -65,7 +69,7 @@ def _config(
         "num_key_value_heads": key_value_heads,
         "head_dim": hidden // heads,
         "hidden_act": "silu",
-        "initializer_range": _INITIAL_STD,
+        "initializer_range": INITIAL_STD,
         "max_position_embeddings": context,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
@@ -80,7 +84,9 @@ def _config(
     }
 
 
-def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+def _weights(
+    config: dict[str, Any], seed: int, std: float
+) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     """Normal weights and unit norms, as transformers initialises Llama."""
     generator = np.random.default_rng(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
@@ -105,7 +111,7 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, np.
     return {
         name: np.ones(shape, np.float32)
         if len(shape) == 1
-        else generator.normal(0.0, _INITIAL_STD, shape).astype(np.float32)
+        else generator.normal(0.0, std, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
 

@@ -5,24 +5,29 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from fa_rollout.engines.embedded.about import About, Served
 from fa_rollout.engines.embedded.control import Control
 from fa_rollout.engines.embedded.engine import Engine
 from fa_rollout.engines.embedded.frontend import Frontend
+from fa_rollout.engines.embedded.generation import Generation
+from fa_rollout.engines.embedded.http import answer_errors
 from fa_rollout.engines.embedded.protocol import ModelLimits
 from fa_rollout.engines.embedded.reply import Replies
 from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.scheduler import Limits
-from fa_rollout.engines.embedded.server import Served, Server, answer_errors
 
 MAX_BODY_BYTES = 4 << 30
+SHUTDOWN_TIMEOUT_S = 1.0
 # The engine's thread and the event loop share the interpreter. At the default of 5 ms a busy loop would
 # hold up each of the engine's many short calls into torch for that long.
 SWITCH_INTERVAL_S = 0.0001
@@ -63,14 +68,27 @@ def limits_of(runner: Runner, arguments: argparse.Namespace) -> Limits:
     )
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
+def served_of(runner: Runner, limits: Limits, arguments: argparse.Namespace) -> Served:
+    about = {
+        "model_type": runner.model.config.model_type,
+        "architectures": [type(runner.model).__name__],
+    }
+    return Served(
+        model_path=arguments.model,
+        model=ModelLimits(
+            vocab_size=runner.vocab_size, context_length=limits.context_length, eos_ids=runner.eos_ids
+        ),
+        limits=limits,
+        arguments=vars(arguments) | about,
+    )
+
+
+def build_application(frontend: Frontend, folder: Path, served: Served) -> web.Application:
     path = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(path)) if path.is_file() else None
-
-
-def build_application(frontend: Frontend, replies: Replies, served: Served) -> web.Application:
+    tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else None
     application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors])
-    application.add_routes(Server(frontend, replies, served).routes())
+    application.add_routes(Generation(frontend, Replies(tokenizer), served.model).routes())
+    application.add_routes(About(frontend, served).routes())
     application.add_routes(Control(frontend, served).routes())
     return application
 
@@ -86,65 +104,49 @@ def announce(address: tuple[str, int], ready_fd: int | None) -> None:
         os.close(ready_fd)
 
 
-def watch_ends(stop: asyncio.Event, parent_pid: int | None) -> None:
-    """Set `stop` on SIGTERM, on SIGINT unless we have a parent, and at the parent's end."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    if parent_pid is None:
-        loop.add_signal_handler(signal.SIGINT, stop.set)
-        return
+def watch_parent(pid: int) -> None:
+    """End this process with its parent, by the SIGTERM that also ends it otherwise; ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        pidfd = os.pidfd_open(parent_pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        stop.set()
+        os.kill(os.getpid(), signal.SIGTERM)
         return
-    loop.add_reader(pidfd, lambda: (loop.remove_reader(pidfd), stop.set()))
+
+    def wait() -> None:
+        select.select([pidfd], [], [])
+        logger.warning("parent is gone, stopping parent_pid=%d", pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # A thread: the loop cannot watch while the model loads
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 async def serve(arguments: argparse.Namespace) -> int:
     """Load, listen, announce, wait for the end; the exit status."""
-    stop = asyncio.Event()
-    watch_ends(stop, arguments.parent_pid)
-    folder = Path(arguments.model)
-    runner = Runner(folder)
+    runner = Runner(Path(arguments.model))
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM,) if arguments.parent_pid else (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     limits = limits_of(runner, arguments)
-    engine = Engine(runner, limits, weight_version=arguments.weight_version)
     frontend = Frontend(
-        engine, num_threads=arguments.threads, max_queued_requests=arguments.max_queued_requests
+        Engine(runner, limits, weight_version=arguments.weight_version),
+        ended=ended,
+        num_threads=arguments.threads,
+        max_queued_requests=limits.max_queued_requests,
     )
-    served = Served(
-        model_path=str(folder),
-        model=ModelLimits(
-            vocab_size=runner.vocab_size, context_length=limits.context_length, eos_ids=runner.eos_ids
-        ),
-        limits=limits,
-        arguments={
-            **vars(arguments),
-            "model_type": runner.model.config.model_type,
-            "architectures": [type(runner.model).__name__],
-        },
-    )
-    application = build_application(frontend, Replies(load_tokenizer(folder)), served)
+    application = build_application(frontend, Path(arguments.model), served_of(runner, limits, arguments))
     application_runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
     await application_runner.setup()
     frontend.start()
-    site = web.TCPSite(application_runner, arguments.host, arguments.port, shutdown_timeout=1.0)
-    await site.start()
+    await web.TCPSite(
+        application_runner, arguments.host, arguments.port, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+    ).start()
     announce(application_runner.addresses[0][:2], arguments.ready_fd)
-    await _first_of(stop, frontend.died)
+    await ended.wait()
     await frontend.stop()
     await application_runner.cleanup()
-    return 1 if frontend.died.is_set() else 0
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+    return 1 if frontend.has_died else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,6 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    if options.parent_pid is not None:
+        watch_parent(options.parent_pid)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(options.threads)
     return asyncio.run(serve(options))

@@ -4,16 +4,16 @@ import asyncio
 import base64
 import binascii
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from fa_rollout.engines.embedded.about import Served
 from fa_rollout.engines.embedded.engine import PauseMode
 from fa_rollout.engines.embedded.errors import RequestRefused, WeightsRefused
 from fa_rollout.engines.embedded.frontend import Frontend
-from fa_rollout.engines.embedded.protocol import bad_body
-from fa_rollout.engines.embedded.server import Served, json_response
+from fa_rollout.engines.embedded.http import json_response, read_body
 from fa_rollout.engines.embedded.weights import WeightUpdate, read_bytes, read_checkpoint
 
 
@@ -43,16 +43,6 @@ class VersionBody(msgspec.Struct, frozen=True, kw_only=True):
     abort_all_requests: bool = True
 
 
-Body = TypeVar("Body", PauseBody, DiskBody, TensorBody, VersionBody)
-
-
-async def _read(request: web.Request, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.DecodeError as error:
-        raise bad_body(str(error)) from error
-
-
 class Control:
     """Handlers over a frontend."""
 
@@ -75,7 +65,7 @@ class Control:
         ]
 
     async def pause(self, request: web.Request) -> web.Response:
-        body = await _read(request, PauseBody)
+        body = await read_body(request, PauseBody)
         await self._frontend.call(lambda: self._engine.pause(body.mode))
         return json_response({"message": f"Generation paused ({body.mode}).", "status": "ok"})
 
@@ -84,7 +74,7 @@ class Control:
         return json_response({"message": "Generation continued.", "status": "ok"})
 
     async def update_from_disk(self, request: web.Request) -> web.Response:
-        body = await _read(request, DiskBody)
+        body = await read_body(request, DiskBody)
         try:
             _check_format(body.load_format)
             # Read beside the running engine; only the copy into the model stops it
@@ -106,7 +96,7 @@ class Control:
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
         """As SGLang's, but the tensors are safetensors bytes, since theirs are a pickle."""
-        body = await _read(request, TensorBody)
+        body = await read_body(request, TensorBody)
         try:
             _check_format(body.load_format)
             tensors = await asyncio.to_thread(_decode_tensors, body.serialized_named_tensors)
@@ -130,7 +120,7 @@ class Control:
         return json_response({"success": True, "message": "Success"})
 
     async def update_version(self, request: web.Request) -> web.Response:
-        body = await _read(request, VersionBody)
+        body = await read_body(request, VersionBody)
         if body.abort_all_requests:
             self._frontend.abort_all()
         await self._frontend.call(lambda: self._engine.set_weight_version(body.new_version))

@@ -222,8 +222,11 @@ class Engine:
             request.mark_version(version)
 
     def flush_cache(self) -> bool:
-        """Nothing outlives a request in the KV cache; False while some request holds rows, as in SGLang."""
-        return not self._scheduler.running
+        """Give the KV cache's memory back; False, as in SGLang, while some request holds a row."""
+        if self._scheduler.running:
+            return False
+        self._runner.cache.release()
+        return True
 
     def _apply_updates(self) -> None:
         while self._updates and (self.pause_mode is not None or not self._scheduler.running):

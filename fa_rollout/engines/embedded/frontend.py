@@ -50,9 +50,19 @@ class Ticket:
 class Frontend:
     """Live requests, and calls into the engine's thread."""
 
-    def __init__(self, engine: Engine, *, num_threads: int, max_queued_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        ended: asyncio.Event,
+        num_threads: int,
+        max_queued_requests: int | None = None,
+    ) -> None:
+        """`ended` is set if the engine dies."""
         self.engine = engine
-        self.died = asyncio.Event()
+        self.has_died = False
+        self._ended = ended
+        self._is_stopping = False
         self._max_queued_requests = max_queued_requests
         self._live: dict[str, Ticket] = {}
         self._loop = asyncio.get_running_loop()
@@ -60,7 +70,7 @@ class Frontend:
             engine,
             num_threads=num_threads,
             on_events=lambda events: self._post(self._deliver, events),
-            on_death=lambda _: self._post(self._lose_all),
+            on_death=lambda: self._post(self._die),
         )
 
     @property
@@ -76,9 +86,11 @@ class Frontend:
 
     async def stop(self) -> None:
         """Abort what is live, so that it is answered, and end the engine's thread."""
+        self._is_stopping = True
         if self._worker.is_alive:
             await self.call(self.engine.abort_all)
         await asyncio.to_thread(self._worker.stop, STOP_TIMEOUT_S)
+        self._lose_all()
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` in the engine's thread, between two steps."""
@@ -89,7 +101,7 @@ class Frontend:
         for request in requests:
             if request.rid in self._live:
                 raise RequestRefused(f"Duplicate request ID detected: {request.rid}")
-        if not self._worker.is_alive:
+        if self._is_stopping or not self._worker.is_alive:
             raise EngineStopped("the engine is stopping; send the request to another one.")
         self._check_queue()
         tickets = [Ticket(request) for request in requests]
@@ -126,8 +138,12 @@ class Frontend:
                 del self._live[event.request.rid]
             ticket.tell(event.num_output, is_last=event.is_last)
 
+    def _die(self) -> None:
+        self.has_died = True
+        self._ended.set()
+        self._lose_all()
+
     def _lose_all(self) -> None:
-        self.died.set()
         for ticket in self._live.values():
             ticket.lose()
 

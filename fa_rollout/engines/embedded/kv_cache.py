@@ -14,7 +14,7 @@ import torch
 from transformers.cache_utils import Cache
 
 
-class KVCache(Cache):  # type: ignore[misc]
+class KVCache(Cache):
     """The `cache` that transformers' attention layers write to and read from."""
 
     def __init__(self, *, num_layers: int, num_heads: int, head_dim: int) -> None:
@@ -51,6 +51,11 @@ class KVCache(Cache):  # type: ignore[misc]
                 tensors[layer] = self._empty(num_rows, num_columns)
                 kept = min(columns, num_columns)
                 tensors[layer][:num_used_rows, :, :kept] = old[:num_used_rows, :, :kept]
+
+    def release(self) -> None:
+        """Give the memory back; no row may be in use."""
+        self._keys = [self._empty(0, 0) for _ in self._keys]
+        self._values = [self._empty(0, 0) for _ in self._values]
 
     def move(self, source: int, target: int, num_tokens: int) -> None:
         """Copy a row's first `num_tokens` tokens over another row."""

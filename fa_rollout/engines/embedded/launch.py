@@ -56,8 +56,8 @@ class EmbeddedEngine:
         command = [
             sys.executable, "-m", "fa_rollout.engines.embedded",
             "--model", str(model_dir), "--host", host, "--port", str(port), "--threads", str(threads),
-            "--weight-version", weight_version, "--ready-fd", str(ready_write), "--parent-pid", str(os.getpid()),
-            *options,
+            "--weight-version", weight_version, "--ready-fd", str(ready_write),
+            "--parent-pid", str(os.getpid()), *options,
         ]  # fmt: skip
         try:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""From the body of `/generate` to requests: shapes, batches, ids, limits, all checked before anything is queued.
+"""From the body of `/generate` to requests; all of a call is checked before any of it is queued.
 
 Unknown top-level keys are ignored and unknown sampling keys refused, as SGLang does. A key that asks for
 something this engine cannot do is refused rather than ignored.
@@ -23,6 +23,8 @@ from fa_rollout.engines.embedded.sampling_params import SamplingParams
 MAX_TOP_LOGPROBS = 128
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`.*sampling_params")
 _random = SystemRandom()
+# Odd and large: the samples of one seed never meet those of a neighbouring one
+_SEED_STRIDE = 0xD1B54A32D192ED03
 
 Item = TypeVar("Item")
 
@@ -212,10 +214,10 @@ def _check_prompt(prompt_ids: Sequence[int], params: SamplingParams, limits: Mod
     num_new = params.max_new_tokens
     if num_new is not None and num_prompt + num_new > context:
         raise RequestRefused(
-            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
-            f"a total of {num_prompt + num_new} tokens: {num_prompt} tokens from the input messages and {num_new} "
-            f"tokens for the completion. Please reduce the number of tokens in the input messages or the "
-            f"completion to fit within the limit."
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. "
+            f"You requested a total of {num_prompt + num_new} tokens: {num_prompt} tokens from the input "
+            f"messages and {num_new} tokens for the completion. Please reduce the number of tokens in the "
+            f"input messages or the completion to fit within the limit."
         )
 
 
@@ -249,7 +251,7 @@ def _seed(sampling_seed: int | None, member: int) -> int:
     """Key of the random numbers; the samples of one seeded prompt get different ones."""
     if sampling_seed is None:
         return _random.getrandbits(64)
-    return (sampling_seed + member) & 0xFFFF_FFFF_FFFF_FFFF
+    return (sampling_seed + member * _SEED_STRIDE) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _ask_logprobs(request: Request, return_logprob: bool, start: int, num_top: int) -> None:

@@ -7,23 +7,22 @@ import time
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from fa_rollout.engines.embedded.incremental_text import IncrementalText
 from fa_rollout.engines.embedded.request import Finish, FinishKind, Request, TopEntries
 
 
 class StreamText:
-    """Cumulative text of a stream; a character that is still incomplete is held back."""
+    """Cumulative text of a stream."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._incremental = IncrementalText(tokenizer, skip_special_tokens=skip_special_tokens)
         self._num_seen = 0
         self._text = ""
 
     def upto(self, request: Request, num_output: int) -> str:
         for token_id in request.output_ids[self._num_seen : num_output]:
-            self._text += self._stream.step(self._tokenizer, token_id) or ""
+            self._text += self._incremental.push(token_id)
         self._num_seen = num_output
         return self._text
 
@@ -48,12 +47,10 @@ class Replies:
         finish = request.finish if is_last else None
         reply: dict[str, Any] = {}
         if self.tokenizer is not None:
-            is_partial = text is not None and not is_last
-            reply["text"] = (
-                text.upto(request, num_output)
-                if is_partial and text
-                else self._text(request, num_output, finish)
-            )
+            if text is not None and not is_last:
+                reply["text"] = text.upto(request, num_output)
+            else:
+                reply["text"] = self._text(request, num_output, finish)
         reply["output_ids"] = request.output_ids[:num_output]
         if with_prompt_ids:
             reply["prompt_token_ids"] = request.prompt_ids

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from fa_rollout.engines.embedded.incremental_text import IncrementalText
 from fa_rollout.engines.embedded.logit_adjuster import LogitAdjuster
 from fa_rollout.engines.embedded.sampling_params import SamplingParams
 
@@ -40,22 +40,21 @@ class Finish:
 class StopStrings:
     """Finds the first stop string in text that grows token by token."""
 
-    __slots__ = ("_longest", "_stream", "_strings", "_text", "_tokenizer")
+    __slots__ = ("_incremental", "_longest", "_strings", "_tail")
 
     def __init__(self, strings: tuple[str, ...], tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._strings = strings
         self._longest = max(map(len, strings))
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._text = ""
+        self._incremental = IncrementalText(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._tail = ""
 
     def match(self, token_id: int) -> str | None:
         """Take the next token; the stop string that it completes, if any."""
-        piece = self._stream.step(self._tokenizer, token_id)
+        piece = self._incremental.push(token_id)
         if not piece:
             return None
-        window = self._text[-self._longest :] + piece
-        self._text = window[-self._longest :]
+        window = self._tail + piece
+        self._tail = window[-self._longest :]
         return next((text for text in self._strings if text in window), None)
 
 
@@ -81,6 +80,9 @@ class Request:
     return_text_in_logprobs: bool = False
     arrived_s: float = 0.0
 
+    temperature: float = field(init=False)
+    is_greedy: bool = field(init=False)
+    is_truncated: bool = field(init=False)
     output_ids: list[int] = field(default_factory=list)
     """[R]"""
     output_logprobs: list[float] = field(default_factory=list)
@@ -95,6 +97,12 @@ class Request:
     num_cached_tokens: int = 0
     finish: Finish | None = None
     finished_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        # Read for every token of every row: plain attributes
+        self.temperature = self.params.logprob_temperature
+        self.is_greedy = self.params.is_greedy
+        self.is_truncated = self.params.is_truncated
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from fa_rollout.engines.embedded.errors import UnsupportedModel
 from fa_rollout.engines.embedded.kv_cache import KVCache
@@ -62,14 +63,19 @@ def _grouped_attention(
 AttentionInterface.register(_ATTENTION, _grouped_attention)
 
 
+def _load(model_path: Path) -> Any:
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        model_path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.eval().requires_grad_(False)
+
+
 class Runner:
     """A causal language model with the KV cache of its running requests."""
 
     def __init__(self, model_path: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            model_path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
-        self.model.requires_grad_(False)
+        self.model = _load(model_path)
         config = self.model.config
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
@@ -117,7 +123,8 @@ class Runner:
             if request.logprob_start is not None and request.input_logprobs is None:
                 self._score_prompt(request, hidden_UTE[source])
         logits_UV = self._head(last_UE)
-        return logits_UV[sources] if is_shared else logits_UV
+        logits_NV: torch.Tensor = logits_UV[sources] if is_shared else logits_UV
+        return logits_NV
 
     @torch.inference_mode()
     def decode(self, requests: Sequence[Request]) -> torch.Tensor:

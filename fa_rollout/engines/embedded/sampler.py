@@ -37,7 +37,7 @@ def sample(logits_NV: torch.Tensor, requests: Sequence[Request]) -> Sampled:
     for row, request in enumerate(requests):
         if request.adjuster is not None:
             request.adjuster.apply(logits_NV[row])
-    temperatures_N = [request.params.logprob_temperature for request in requests]
+    temperatures_N = [request.temperature for request in requests]
     if any(temperature != 1.0 for temperature in temperatures_N):
         logits_NV /= torch.tensor(temperatures_N)[:, None]
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
@@ -64,14 +64,14 @@ def top_entries(logprobs_NV: torch.Tensor, num_top_N: Sequence[int]) -> list[Top
 
 
 def _choose(logprobs_NV: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-    greedy = [row for row, request in enumerate(requests) if request.params.is_greedy]
+    greedy = [row for row, request in enumerate(requests) if request.is_greedy]
     if len(greedy) == len(requests):
         return logprobs_NV.argmax(dim=-1)
     seeds = np.array([request.seed for request in requests], dtype=np.uint64)
     positions = np.array([request.num_tokens for request in requests], dtype=np.uint64)
     uniform_N = torch.from_numpy(uniforms(seeds, positions))
     tokens_N = _invert(logprobs_NV.exp(), uniform_N)
-    truncated = [row for row, request in enumerate(requests) if request.params.is_truncated]
+    truncated = [row for row, request in enumerate(requests) if request.is_truncated]
     if truncated:
         params = [requests[row].params for row in truncated]
         probs_NV, order_NV = logprobs_NV[truncated].exp().sort(dim=-1, descending=True, stable=True)

@@ -95,5 +95,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for key, bias in (self.logit_bias or {}).items():
             if not key.isdecimal() or int(key) >= vocab_size or not math.isfinite(bias):
                 raise RequestRefused(
-                    f"logit_bias must map token ids in [0, {vocab_size - 1}] to finite numbers, got {key}: {bias}."
+                    f"logit_bias must map token ids in [0, {vocab_size - 1}] to finite numbers, "
+                    f"got {key}: {bias}."
                 )

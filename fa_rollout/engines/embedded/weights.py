@@ -48,8 +48,8 @@ class Weights:
             expected = tuple(self._state[name].shape)
             if tuple(tensor.shape) != expected:
                 raise WeightsRefused(
-                    f"{name} must have shape {list(expected)}, found {list(tensor.shape)}: these are weights of "
-                    f"another model."
+                    f"{name} must have shape {list(expected)}, found {list(tensor.shape)}: these are weights "
+                    f"of another model."
                 )
         self._check_tied(tensors)
         given = {self._tied.get(name, name) for name in tensors}

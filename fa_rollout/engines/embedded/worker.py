@@ -31,7 +31,7 @@ class Worker:
         *,
         num_threads: int,
         on_events: Callable[[list[Event]], None],
-        on_death: Callable[[BaseException], None],
+        on_death: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._num_threads = num_threads
@@ -72,9 +72,9 @@ class Worker:
                 if self._engine.has_work:
                     self._engine.step()
                 self._hand_on_events()
-        except BaseException as error:
+        except BaseException:
             logger.exception("engine died")
-            self._on_death(error)
+            self._on_death()
         finally:
             self._is_stopping = True
             self._fail_calls()
