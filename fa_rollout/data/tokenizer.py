@@ -81,11 +81,16 @@ class Tokenizer:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self._ids(self._templates.render(messages, row.tools), add_special_tokens=False)
 
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of a piece of text such as tool output, [T], without special tokens around it."""
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
     def _ids(self, text: str, *, add_special_tokens: bool) -> npt.NDArray[np.int32]:
         try:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise PromptError(f"a prompt must be valid Unicode: {error}") from error
+        # What the library calls a text that is no string is one with lone surrogates.
+        except TypeError as error:
+            raise PromptError(f"a prompt must be valid Unicode text: {error}") from error
         if not ids:
             raise PromptError("a prompt must have at least one token, found none after encoding")
         return np.array(ids, dtype=np.int32)
