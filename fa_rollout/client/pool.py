@@ -1,0 +1,279 @@
+"""The engine pool: one door to all engines. Token ids and sampling parameters in, true completions out.
+
+Invariants: one request per sample; every wait has a deadline; nothing is sent while this pool has paused the
+engines, since an engine that is paused forgets the abort of a request that it has not begun.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from fa_rollout.client.address import engine_url
+from fa_rollout.client.background import Background
+from fa_rollout.client.circuit import Circuit, Window
+from fa_rollout.client.clock import ActiveClock
+from fa_rollout.client.completion import Completion
+from fa_rollout.client.descriptors import allowed_connections
+from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
+from fa_rollout.client.engine import open_session
+from fa_rollout.client.errors import RequestRefused
+from fa_rollout.client.fleet import EngineInfo, Fleet
+from fa_rollout.client.flight import Flights
+from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.recovery import Recovery, Weights
+from fa_rollout.client.request import TokenIds, WireIds
+from fa_rollout.client.sender import Call, Sender
+from fa_rollout.client.statistics import Books, PoolStatistics
+
+
+class EnginePool:
+    """All engines of a run."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        router: bool = False,
+        max_concurrent_samples: int = 256,
+        policy: FailurePolicy | None = None,
+        balance: Balance = Balance.LEAST_LOADED,
+        stream: bool = False,
+        vocab_size: int | None = None,
+    ) -> None:
+        """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
+
+        With `stream` the tokens that an engine made before it died are kept, and so are all before an abort in
+        its queue.
+
+        Raises:
+            AddressError: an address that cannot be read.
+            ValueError: no engine, or more than one router.
+        """
+        self._urls = list(dict.fromkeys(engine_url(url) for url in urls))
+        if not self._urls or (router and len(self._urls) != 1):
+            raise ValueError(f"a pool needs one or more engines, or exactly one router, found {list(urls)}")
+        self.policy = policy or FailurePolicy()
+        self._router = router
+        self._max_per_engine = max_concurrent_samples
+        self._balance = balance
+        self._stream = stream
+        self._vocab_size = vocab_size
+        self._clock = ActiveClock()
+        self._background = Background()
+        self._books = Books()
+        self._calls: dict[str, Call] = {}
+        self._stack = AsyncExitStack()
+        self._pause_mode: str | None = None
+        self.engines: tuple[EngineInfo, ...] = ()
+        """What the probes found; set by `start`."""
+
+    async def start(self) -> None:
+        """Probe every engine and open the doors.
+
+        Raises:
+            EngineUnavailable: an engine is not up within `start_timeout_s`; names each.
+        """
+        session = await self._stack.enter_async_context(open_session(self.policy))
+        ids = WireIds()
+        self._fleet = Fleet(self._urls, router=self._router, session=session, policy=self.policy, ids=ids)
+        try:
+            self.engines = await self._fleet.probe_all()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        if self._vocab_size is None:
+            sizes = [info.vocab_size for info in self.engines if info.vocab_size is not None]
+            self._vocab_size = min(sizes, default=None)
+        await self._background.start()
+        self._wire(ids)
+
+    def _wire(self, ids: WireIds) -> None:
+        self._flights = Flights(self._fleet, self._clock, self._background, self.policy)
+        self._dispatcher = Dispatcher(self._lanes(), self._balance)
+        self._recovery = Recovery(self._fleet, self._dispatcher, self._clock, self._background, self.policy)
+        self._sender = Sender(
+            fleet=self._fleet,
+            dispatcher=self._dispatcher,
+            flights=self._flights,
+            recovery=self._recovery,
+            clock=self._clock,
+            policy=self.policy,
+            ids=ids,
+            books=self._books,
+            stream=self._stream,
+        )
+
+    def _lanes(self) -> list[Lane]:
+        per_lane = self._max_per_engine * (len(self.engines) if self._router else 1)
+        allowed = allowed_connections(per_lane * len(self._urls)) // len(self._urls)
+        return [
+            Lane(url=url, window=Window(max(1, allowed)), circuit=Circuit(self.policy.circuit_failures))
+            for url in self._urls
+        ]
+
+    async def aclose(self) -> None:
+        """Abort what is in the air, continue engines that this pool paused, close every connection."""
+        try:
+            async with asyncio.timeout(self.policy.control_timeout_s):
+                await self._flights.abort_all()
+                if self._pause_mode is not None:
+                    await self._fleet.continue_(tolerant=True)
+        except TimeoutError:
+            pass  # closing must not hang on an engine that is silent
+        finally:
+            self._dispatcher.close()
+            self._recovery.close()
+            try:
+                await self._background.aclose()
+            finally:
+                await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def generate(
+        self,
+        *,
+        rid: str,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any],
+        routing_key: str | None = None,
+        deadline_s: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        """One sample. `rid` must not be in use now; `deadline_s` spans all attempts, in unpaused time.
+
+        `options` are further keys of the request, such as `extra_key` or `return_routed_experts`.
+        An abort, asked for or not, is a normal answer with `finish == "abort"`.
+
+        Raises:
+            RequestRefused: refused for good (sent once), or ids outside of the vocabulary (never sent).
+            InvalidReply: an answer that breaks a rule of truth.
+            RequestTimedOut, EngineOverloaded, RequestFailed: the attempts are used up.
+            EngineUnavailable: no engine came back within `unavailable_timeout_s`.
+        """
+        self._background.check()
+        self._check(rid, input_ids)
+        call = Call(
+            rid=rid,
+            input_ids=input_ids,
+            sampling_params=sampling_params,
+            routing_key=routing_key,
+            options=options or {},
+            deadline=None if deadline_s is None else self._clock.now() + deadline_s,
+            ticket=self._dispatcher.take_ticket(),
+        )
+        self._calls[rid] = call
+        try:
+            return await self._sender.deliver(call)
+        finally:
+            del self._calls[rid]
+
+    def _check(self, rid: str, input_ids: TokenIds) -> None:
+        if rid in self._calls:
+            raise ValueError(f"a request id must be used by one call at a time, found {rid!r} in use")
+        ids = np.asarray(input_ids)
+        if ids.size == 0:
+            raise RequestRefused(f"input_ids must not be empty (request {rid})")
+        limit = self._vocab_size
+        if limit is not None and (ids.min() < 0 or ids.max() >= limit):  # would kill an engine on the CPU
+            raise RequestRefused(
+                f"input_ids must lie in [0, {limit}), found {ids.min()} to {ids.max()} (request {rid})"
+            )
+
+    async def abort(self, rids: Iterable[str]) -> None:
+        """End calls by their ids; each comes back as an abort with the tokens that it has. Unknown: nothing."""
+        for rid in rids:
+            call = self._calls.get(rid)
+            if call is not None:
+                self._sender.abort(call)
+
+    async def pause(self, mode: str) -> None:
+        """Engines stand still: by `abort` (ends every request there), `retract` or `in_place`. Nothing is sent.
+
+        Raises:
+            ControlFailed: an engine did not pause; all go on.
+        """
+        self._dispatcher.hold()
+        self._clock.stop()
+        self._pause_mode = mode
+        try:
+            await self._fleet.pause(mode)
+        except BaseException:
+            self._go()
+            raise
+
+    async def continue_(self) -> None:
+        """Engines go on, and so do deadlines and dispatch.
+
+        Raises:
+            ControlFailed: an engine did not go on; the others do.
+        """
+        try:
+            await self._fleet.continue_()
+            await self._await_router()
+        finally:
+            self._go()
+
+    def _go(self) -> None:
+        self._pause_mode = None
+        self._clock.go()
+        self._dispatcher.release_hold()
+
+    async def _await_router(self) -> None:
+        """A router answers 503 until its next health check has seen that a worker runs again."""
+        until = time.monotonic() + self.policy.control_timeout_s
+        while time.monotonic() < until:
+            if await self._fleet.router_has_healthy_workers():
+                return
+            await asyncio.sleep(0.2)
+
+    async def update_weights_from_disk(self, path: str, label: str) -> None:
+        """Load weights from a folder on every engine, under a version label that each then tells.
+
+        Raises:
+            ControlFailed: an engine did not load, or does not tell the label.
+        """
+        # With requests held in place SGLang 0.5.15 dies of a flush, and newer ones refuse after the update.
+        await self._fleet.update_from_disk(path, label, flush_cache=self._pause_mode != "in_place")
+        self._recovery.weights = Weights(path=path, label=label)
+
+    async def set_version_label(self, label: str) -> None:
+        """Engines tell this version label from now on; no request is ended.
+
+        Raises:
+            ControlFailed: an engine does not tell it.
+        """
+        await self._fleet.set_label(label)
+
+    async def versions(self) -> dict[str, str | None]:
+        """The version label that each engine tells now."""
+        return await self._fleet.versions()
+
+    def statistics(self) -> PoolStatistics:
+        """The pool at this moment."""
+        lanes = self._dispatcher.lanes
+        oldest = self._flights.oldest()
+        return PoolStatistics(
+            lanes=tuple(self._books.lane(lane) for lane in lanes),
+            num_in_flight=sum(lane.in_flight for lane in lanes),
+            num_waiting=self._dispatcher.num_waiting,
+            num_orphans_aborted=self._flights.num_orphans_aborted,
+            num_aborts_undelivered=self._flights.num_aborts_undelivered,
+            is_paused=self._clock.is_stopped,
+            paused_s=self._clock.lost_s,
+            oldest_rid=oldest.rid if oldest else None,
+            oldest_age_s=time.monotonic() - oldest.started_s if oldest else 0.0,
+            oldest_url=oldest.lane.url if oldest else None,
+        )

@@ -1,0 +1,61 @@
+"""The scripted engine's process: `python -m fa_rollout.engines.scripted --config JSON`.
+
+Prints one JSON line `{"url": ...}` on stdout when it is ready; ends with its parent, by SIGTERM, or by a rule.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from fa_rollout.engines.scripted.admin import Front
+from fa_rollout.engines.scripted.script import Script
+from fa_rollout.engines.scripted.wire import Connection
+
+
+async def _serve(script: Script, parent_pid: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    if parent_pid is not None:
+        loop.add_reader(os.pidfd_open(parent_pid), stop.set)
+    front = Front(script)
+    server = await loop.create_server(
+        lambda: Connection(front.handle, lambda: front.script.idle_timeout_s),
+        sock=_listener(script),
+    )
+    await front.start()
+    host, port = server.sockets[0].getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    sys.stdout.buffer.write(msgspec.json.encode({"url": f"http://{shown}:{port}"}) + b"\n")
+    sys.stdout.flush()
+    await stop.wait()
+    server.close()
+    await front.aclose()
+
+
+def _listener(script: Script) -> socket.socket:
+    family = socket.AF_INET6 if ":" in script.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((script.host, script.port))
+    listener.listen(8192)
+    return listener
+
+
+def main() -> None:
+    """Run until told to stop."""
+    parser = argparse.ArgumentParser(prog="fa_rollout.engines.scripted", description=__doc__)
+    parser.add_argument("--config", default="{}", help="a Script as JSON")
+    parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    arguments = parser.parse_args()
+    asyncio.run(_serve(msgspec.json.decode(arguments.config, type=Script), arguments.parent_pid))
+
+
+if __name__ == "__main__":
+    main()
