@@ -13,6 +13,10 @@ class ShmError(FaRolloutError):
     """Root of the errors of segments, rings and channels."""
 
 
+class SegmentError(ShmError, OSError):
+    """Shared memory that could not be made or attached; the text names the system call and the way out."""
+
+
 class HeadroomError(ShmError, MemoryError):
     """The machine or its cgroup has no room for the memory asked for."""
 
@@ -39,6 +43,10 @@ class ChannelError(ShmError, ConnectionError):
 
 class ChannelClosed(ChannelError, EOFError):
     """The peer closed the connection, or died."""
+
+
+class ChannelTimeout(ChannelError, TimeoutError):
+    """A send or receive that did not end by its deadline, though the peer lives."""
 
 
 class HandshakeRefused(ChannelError, PermissionError):
