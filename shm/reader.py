@@ -162,7 +162,7 @@ class RingReader:
     """Opens the records of one run and schema."""
 
     def __init__(self, segment: Segment, *, run: int, schema: int) -> None:
-        self._map = segment.array.data
+        self._map = segment.array.data.toreadonly()
         self._size = segment.size_bytes & -ALIGNMENT
         self._run = run
         self._schema = schema

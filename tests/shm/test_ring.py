@@ -296,9 +296,7 @@ def test_freed_bytes_can_be_poisoned() -> None:
 
     table = RingTable(segment.size_bytes, on_free=poison)
     head, sequence = table.restart()
-    writer = RingWriter(
-        segment, run=RUN, schema=SCHEMA, incarnation=1, head=head, tail=0, sequence=sequence
-    )
+    writer = RingWriter(segment, run=RUN, schema=SCHEMA, incarnation=1, head=head, tail=0, sequence=sequence)
     reader = RingReader(segment, run=RUN, schema=SCHEMA)
     descriptor = writer.claim(b"", [Field("<i4", (10,))]).commit()
     table.admit(descriptor, writer.lowest_open)
