@@ -1,0 +1,1 @@
+"""The generator process, without torch: prompts in, samples from engines, rewards, records into the ring."""

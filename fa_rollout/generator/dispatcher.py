@@ -1,0 +1,206 @@
+"""Assignments in, groups under way, one answer for each: a `Commit` (by the outbox) or a `Settled`.
+
+Samples are what is limited: engines x samples per engine. A freed place goes to the next sample of a group
+that has begun, and when those are all placed, to the next group: oldest first, groups given back before new.
+
+| dispatch of groups waits for | released by |
+|---|---|
+| engines that stand still for an update | `updates` |
+| a finished group that waits for room in the ring | `Tail` |
+| `Hold` | `Hold(held=False)` |
+| the end | nothing |
+
+Invariant: every assignment is answered exactly once, whatever its group's task raises.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fa_rollout.generator.gate import Gate
+from fa_rollout.generator.group import GroupRunner
+from fa_rollout.generator.job import Ending, Job
+from fa_rollout.rewards.pool import RewardWorkersLost
+from trainer_hook.messages import Assignment, Dispatched, Message, Settled, Settlement
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The groups that this generator holds."""
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        samples_per_group: int,
+        group_timeout_s: float | None,
+        send: Callable[[Message], None],
+        published_version: Callable[[], int],
+        sending: Gate,
+    ) -> None:
+        """
+        Args:
+            capacity: samples that the engines take at once.
+            sending: the gate of requests; it is closed while engines stand still.
+        """
+        self._tasks: asyncio.TaskGroup | None = None
+        self._capacity = capacity
+        self._samples_per_group = samples_per_group
+        self._group_timeout_s = group_timeout_s
+        self._send = send
+        self._published_version = published_version
+        self._sending = sending
+        self.gate = Gate(on_open=self._pump)
+        """What holds the dispatch of groups."""
+        self._runner: GroupRunner | None = None
+        self._retries: deque[Job] = deque()
+        self._fresh: deque[Job] = deque()
+        self._running: set[Job] = set()
+        self._places = asyncio.Semaphore(capacity)
+        self._num_claimed = 0
+        """Samples of running groups that are placed or wait for a place."""
+        self._departed: list[int] = []
+
+    async def run(self, runner: GroupRunner) -> None:
+        """Carry groups out until cancelled; then all that runs is cancelled too."""
+        self._runner = runner
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                self._pump()
+                await asyncio.Event().wait()
+            finally:
+                self.gate.hold("stopping")
+
+    # --- what the hub asks ------------------------------------------------------------------------
+
+    def add(self, assignments: Iterable[Assignment]) -> None:
+        """Groups to roll out, in the order given."""
+        for assignment in assignments:
+            queue = self._retries if assignment.attempt else self._fresh
+            queue.append(Job(assignment=assignment))
+        self._pump()
+
+    def drop(self, groups: Iterable[int], reason: str) -> None:
+        """Forget these groups, queued or running. One that is not here was answered before."""
+        names = set(groups)
+        self._end(
+            lambda job: job.assignment.group in names, Ending(outcome=Settlement.DROPPED, reason=reason)
+        )
+
+    def give_back(self, reason: str) -> None:
+        """End everything and take nothing more: all groups go back to the hub, to be issued again."""
+        self.gate.hold("stopping")
+        self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
+
+    def request_ids(self, groups: Iterable[int]) -> set[str]:
+        """Ids of the requests that are under way for these groups."""
+        names = set(groups)
+        return {rid for job in self._running if job.assignment.group in names for rid in job.rids}
+
+    async def emptied(self) -> None:
+        """Return once no group is left."""
+        while self._running:
+            await asyncio.wait([job.task for job in self._running if job.task is not None])
+
+    # --- what the parts tell ----------------------------------------------------------------------
+
+    def depart(self, job: Job) -> None:
+        """A group's first request leaves now; told to the hub once per turn of the loop."""
+        if not self._departed:
+            asyncio.get_running_loop().call_soon(self._tell_departed)
+        self._departed.append(job.assignment.group)
+
+    def on_backlog(self, is_waiting: bool) -> None:
+        """Whether finished groups wait for room in the ring."""
+        if is_waiting:
+            self.gate.hold("ring")
+        else:
+            self.gate.release("ring")
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._retries) + len(self._fresh)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin groups while a place would stand empty."""
+        while self.num_queued and self._tasks and self._num_claimed < self._capacity and self.gate.is_open:
+            job = (self._retries or self._fresh).popleft()
+            job.num_claimed = self._samples_per_group
+            self._num_claimed += job.num_claimed
+            self._running.add(job)
+            job.task = self._tasks.create_task(self._carry(job), name=f"group-{job.assignment.group}")
+            job.task.add_done_callback(partial(self._finish, job))
+
+    @asynccontextmanager
+    async def _place(self, job: Job) -> AsyncIterator[None]:
+        """A place among the samples that engines work on; oldest first."""
+        try:
+            async with self._places:
+                yield
+        finally:
+            self._unclaim(job, 1)
+
+    def _unclaim(self, job: Job, num_samples: int) -> None:
+        job.num_claimed -= num_samples
+        self._num_claimed -= num_samples
+        self._pump()
+
+    async def _carry(self, job: Job) -> Ending | None:
+        """One group to its end; None when it is committed. Nothing that user code raises leaves this task."""
+        assert self._runner is not None
+        try:
+            return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
+        except RewardWorkersLost:
+            raise  # no group can be scored any more
+        except Exception as error:  # user code runs in there: its mistake ends a group, not the run
+            logger.exception("event=group_raised group=%d", job.assignment.group)
+            text = "".join(traceback.format_exception_only(error)).strip()
+            return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
+
+    def _finish(self, job: Job, task: "asyncio.Task[Ending | None]") -> None:
+        """A group's task is over, by itself or cancelled, even before its first step."""
+        self._running.discard(job)
+        self._unclaim(job, job.num_claimed)
+        ending = job.ending if task.cancelled() else task.result()
+        if ending is not None:
+            self._settle(job, ending)
+
+    def _end(self, chosen: Callable[[Job], bool], ending: Ending) -> None:
+        for queue in (self._retries, self._fresh):
+            for job in [job for job in queue if chosen(job)]:
+                queue.remove(job)
+                self._settle(job, ending)
+        for job in [job for job in self._running if chosen(job)]:
+            job.end(ending)
+
+    def _settle(self, job: Job, ending: Ending) -> None:
+        self._send(
+            Settled(
+                group=job.assignment.group,
+                attempt=job.assignment.attempt,
+                outcome=ending.outcome,
+                reason=ending.reason,
+                mean_response_len=ending.mean_response_len,
+            )
+        )
+
+    def _tell_departed(self) -> None:
+        groups, self._departed = self._departed, []
+        self._send(Dispatched(groups=groups, version=self._published_version()))
+
+
+def _place_of(error: BaseException) -> str:
+    """File and line that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

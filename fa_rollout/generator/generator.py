@@ -1,0 +1,192 @@
+"""The generator's parts put together, and its one loop over the hub's messages.
+
+| who | waits for | unblocked by |
+|---|---|---|
+| a group | a place among the samples | a sample that ends |
+| a sample | its answers | the engines; the pool's deadlines |
+| every request | engines that stand still | `updates`, at the latest when the lease ends |
+| a finished group | room in the ring | `Tail` |
+| nothing of the loop | the ring, the engines, user code | |
+
+Invariant: every `Start`ed group is answered exactly once while the process lives; what dies with it is the
+hub's to give out again.
+"""
+
+import asyncio
+import logging
+from dataclasses import asdict
+
+from fa_rollout.config import Config
+from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.gate import Gate
+from fa_rollout.generator.group import GroupRunner
+from fa_rollout.generator.hub_link import HubLink
+from fa_rollout.generator.life import End, Life
+from fa_rollout.generator.outbox import Outbox
+from fa_rollout.generator.pulse import Figures
+from fa_rollout.generator.requester import PartialPolicy, Requester
+from fa_rollout.generator.rollout import Rollout
+from fa_rollout.generator.startup import Parts
+from fa_rollout.generator.updates import EngineUpdates, pause_mode
+from fa_rollout.generator.versions import VersionBook
+from shm.ring import RingWriter
+from trainer_hook import messages as m
+from trainer_hook.record import run_number, schema_fingerprint
+
+logger = logging.getLogger(__name__)
+
+SETTLE_S = 20.0
+"""Longest wait for our aborted requests before an update, where engines tell no version spans."""
+
+
+class Generator:
+    """One life of the generator, after its start."""
+
+    def __init__(
+        self, config: Config, parts: Parts, *, run: str, resume: m.Resume, link: HubLink, life: Life
+    ) -> None:
+        self._parts = parts
+        self._resume = resume
+        self._link = link
+        self._life = life
+        has_spans = all(engine.has_spans for engine in parts.pool.engines)
+        self._has_spans = has_spans
+        mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
+        book = VersionBook(lineage=resume.lineage, published=resume.version)
+        self._sending = Gate()
+        self._capacity = config.engine.max_concurrent_samples * len(parts.pool.engines)
+        self._dispatcher = Dispatcher(
+            capacity=self._capacity,
+            samples_per_group=config.rollout.samples_per_group,
+            group_timeout_s=config.rollout.group_timeout_s,
+            send=link.send,
+            published_version=lambda: book.published,
+            sending=self._sending,
+        )
+        self._requester = Requester(
+            parts.pool,
+            book=book,
+            gate=self._sending,
+            policy=PartialPolicy(resume=config.rollout.partial == "resume"),
+            seed=config.sampling.seed,
+            on_first_request=self._dispatcher.depart,
+        )
+        self._outbox = Outbox(
+            _ring_writer(config, parts, run, resume), send=link.send, on_backlog=self._dispatcher.on_backlog
+        )
+        self._runner = GroupRunner(
+            config,
+            source=parts.source,
+            tokenizer=parts.tokenizer,
+            rollout=Rollout(self._requester, parts.tokenizer, config.sampling, parts.generate),
+            rewards=parts.rewards,
+            rejection=parts.rejection,
+            outbox=self._outbox,
+        )
+        self._updates = EngineUpdates(
+            parts.pool,
+            requester=self._requester,
+            book=book,
+            gates=(self._sending, self._dispatcher.gate),
+            mode=mode,
+            settle_s=SETTLE_S,
+            send=link.send,
+        )
+
+    async def serve(self) -> End:
+        """Work until the end; returns why it ended."""
+        async with asyncio.TaskGroup() as services:
+            running = [
+                services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),
+                services.create_task(self._updates.run(), name="updates"),
+                services.create_task(self._obey(services), name="hub"),
+            ]
+            self._link.send(self._ready())
+            end = await self._life.ended()
+            await self._drain(end)
+            for task in running:
+                task.cancel()
+        return end
+
+    # --- the hub's messages -----------------------------------------------------------------------
+
+    async def _obey(self, services: asyncio.TaskGroup) -> None:
+        """Hand every message to whom it concerns; nothing here waits but for the next one."""
+        while True:
+            self._handle(await self._link.receive(), services)
+
+    def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> None:
+        match message:
+            case m.Start():
+                self._dispatcher.add(message.groups)
+            case m.Tail():
+                self._outbox.set_tail(message.position)
+            case m.Drop():
+                self._dispatcher.drop(message.groups, message.reason)
+            case m.AbortRunning():
+                services.create_task(self._abort(message.groups), name="abort")
+            case m.PauseEngines() | m.PublishWeights() | m.ContinueEngines():
+                self._updates.order(message)
+            case _:
+                logger.warning("event=message_ignored kind=%s", type(message).__name__)
+
+    async def _abort(self, groups: list[int] | None) -> None:
+        if groups is None:
+            await self._requester.abort_all()
+        else:
+            await self._requester.abort(self._dispatcher.request_ids(groups))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def _drain(self, end: End) -> None:
+        """No new request; ours are aborted at the engines; every group goes back to the hub."""
+        logger.info("event=draining reason=%s groups=%d", end.reason, self._dispatcher.num_running)
+        self._sending.hold("stopping")
+        self._dispatcher.gate.hold("stopping")
+        try:
+            async with asyncio.timeout(end.grace_s / 2):
+                await self._requester.abort_all()
+                await self._requester.settled()
+        except TimeoutError:
+            logger.warning("event=abort_unanswered num_requests=%d", self._requester.num_under_way)
+        self._dispatcher.give_back(end.reason)
+        try:
+            async with asyncio.timeout(end.grace_s / 4):
+                await self._dispatcher.emptied()
+                await self._link.flushed()
+        except TimeoutError:
+            logger.warning("event=drain_unfinished groups=%d", self._dispatcher.num_running)
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    def _ready(self) -> m.GeneratorReady:
+        return m.GeneratorReady(
+            incarnation=self._resume.incarnation,
+            num_prompts=len(self._parts.source),
+            engines=[engine.url for engine in self._parts.pool.engines],
+            spans=self._has_spans,
+            concurrency=self._capacity,
+        )
+
+    def figures(self) -> Figures:
+        """Where this generator stands."""
+        return Figures(
+            num_queued=self._dispatcher.num_queued,
+            num_running=self._dispatcher.num_running,
+            num_waiting_for_ring=self._outbox.num_waiting,
+            num_tokens=self._requester.counts.tokens,
+            others=asdict(self._requester.counts) | {"records": self._outbox.num_written},
+        )
+
+
+def _ring_writer(config: Config, parts: Parts, run: str, resume: m.Resume) -> RingWriter:
+    return RingWriter(
+        parts.segment,
+        run=run_number(run),
+        schema=schema_fingerprint(),
+        incarnation=resume.incarnation,
+        head=resume.head,
+        tail=resume.tail,
+        sequence=resume.sequence,
+        checksum_payload=config.ring.checksum_payload,
+    )

@@ -1,0 +1,37 @@
+"""One group in the generator's hands, from its assignment to its `Commit` or `Settled`."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from trainer_hook.messages import Assignment, Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a group ends that becomes no record."""
+
+    outcome: Settlement
+    reason: str
+    mean_response_len: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """State of one assignment."""
+
+    assignment: Assignment
+    task: "asyncio.Task[Ending | None] | None" = None
+    rids: set[str] = field(default_factory=set)
+    """Request ids that an engine may be working on."""
+    num_claimed: int = 0
+    """Samples that still count against the concurrency."""
+    sent: bool = False
+    """Its first request has left."""
+    ending: Ending | None = None
+    """Why it was cancelled."""
+
+    def end(self, ending: Ending) -> None:
+        """Cancel it: it is answered with `ending`, unless it is committed in this moment."""
+        if self.ending is None and self.task is not None:
+            self.ending = ending
+            self.task.cancel()

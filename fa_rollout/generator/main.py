@@ -1,0 +1,101 @@
+"""The generator's process: `python -m fa_rollout.generator --channel-fd N --ring-fd M --parent-pid P`.
+
+In: an inherited channel whose first frame is the run (`{"run": ..., "config": ...}`, JSON) and whose second
+is `Resume`, and the inherited ring. Out: messages and records, until one of the causes in `life` ends it.
+
+Invariant: what the user has to change is told as `GaveUp`, with its traceback; any other fault is told as
+`Warned` and ends this life only, for the hub to start the next one.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import socket
+import sys
+import traceback
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from fa_rollout.client.errors import ClientError
+from fa_rollout.config import ConfigError, from_dict
+from fa_rollout.generator.generator import Generator
+from fa_rollout.generator.hub_link import HubLink
+from fa_rollout.generator.life import End, Life
+from fa_rollout.generator.pulse import Heart
+from fa_rollout.generator.startup import bring_to_version, open_parts
+from fa_rollout.generator.tasks import first_error
+from shm.channel import Channel
+from trainer_hook.messages import GaveUp, Message, Resume, Warned
+
+EXIT_GAVE_UP = 3
+
+
+def main() -> int:
+    """Run one life; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fa_rollout.generator", description="Started by the hub.")
+    for option in ("--channel-fd", "--ring-fd", "--parent-pid"):
+        parser.add_argument(option, type=int, required=True)
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="generator %(levelname)s %(name)s %(message)s"
+    )
+    channel = Channel(socket.socket(fileno=arguments.channel_fd))
+    return asyncio.run(_live(channel, arguments.ring_fd, arguments.parent_pid))
+
+
+async def _live(channel: Channel, ring_fd: int, parent_pid: int) -> int:
+    """Work until an end is asked for, and tell the hub of any other one."""
+    life = Life(parent_pid)
+    link = HubLink(channel, life)
+    with life.watching(), contextlib.closing(link):
+        try:
+            end = await _work(link, ring_fd, life)
+        except (ConfigError, ClientError) as error:
+            await _tell(link, GaveUp(error=type(error).__name__, text=_text(error)))
+            return EXIT_GAVE_UP
+        except Exception as error:
+            await _tell(link, Warned(text=f"the generator fails: {_text(error)}"))
+            raise
+    return end.exit_code
+
+
+async def _work(link: HubLink, ring_fd: int, life: Life) -> End:
+    """Open the parts, serve; an end that comes while parts are still opened cancels that."""
+    heart = Heart(link.send)
+    with first_error():
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+            for service in (heart.run(), link.run()):
+                stack.callback(tasks.create_task(service).cancel)
+            generator = await life.unless_ended(_open(link, ring_fd, life, stack))
+            if generator is None:
+                return await life.ended()
+            heart.figures = generator.figures
+            return await generator.serve()
+
+
+async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> Generator:
+    tree = msgspec.json.decode(await link.preamble())
+    config = from_dict(tree["config"])
+    life.grace_s = float(config.run.grace_s)
+    resume = await link.receive()
+    assert isinstance(resume, Resume), "the hub's first message is Resume"
+    parts = await open_parts(config, ring_fd, stack)
+    generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
+    await bring_to_version(parts.pool, resume)
+    return generator
+
+
+async def _tell(link: HubLink, message: Message) -> None:
+    link.send(message)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await link.flushed()
+
+
+def _text(error: BaseException) -> str:
+    """Type, text and traceback."""
+    return "".join(traceback.format_exception(error)).strip()

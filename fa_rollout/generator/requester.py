@@ -1,0 +1,199 @@
+"""Turns a prompt into a whole turn: sends, and goes on after aborts by the partial-rollout policy.
+
+| policy | an aborted answer |
+|---|---|
+| `resume` | is kept: the next request goes on from prompt and partial answer, its budget reduced |
+| `restart` | is thrown away: the next request starts from the prompt, with all fields empty |
+
+Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
+is charged to no sample, yet a sample that makes no progress is given up in the end.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fa_rollout.client.completion import Completion
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.generator.errors import SampleFailed
+from fa_rollout.generator.gate import Gate
+from fa_rollout.generator.job import Job
+from fa_rollout.generator.sampling import Params, continuation_params, sample_seed
+from fa_rollout.generator.turn import Draft, Turn
+from fa_rollout.generator.versions import VersionBook, resolve_spans
+from fa_rollout.sample import FinishReason, IntArray
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialPolicy:
+    """What becomes of an aborted answer, and when a sample is given up."""
+
+    resume: bool
+    max_stalls: int = 12
+    """Aborts without a single token, in a row."""
+    max_restarts: int = 12
+    """New beginnings of one turn under `restart`."""
+    backoff_base_s: float = 0.02
+    backoff_cap_s: float = 2.0
+
+    def backoff_s(self, num_stalls: int) -> float:
+        """Wait before the request that follows stall number `num_stalls` (1 is the first)."""
+        return min(self.backoff_cap_s, self.backoff_base_s * 2.0 ** (num_stalls - 1))
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """On whose behalf requests are sent: one execution of one sample."""
+
+    job: Job
+    member: int
+    num_requests: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestCounts:
+    """Totals since the start."""
+
+    requests: int = 0
+    tokens: int = 0
+    aborts: int = 0
+    restarts: int = 0
+    discarded_tokens: int = 0
+    """Tokens that `restart` threw away."""
+
+
+class Requester:
+    """Sends requests for samples; knows every request of ours that is under way."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        *,
+        book: VersionBook,
+        gate: Gate,
+        policy: PartialPolicy,
+        seed: int | None,
+        on_first_request: Callable[[Job], None],
+    ) -> None:
+        self._pool = pool
+        self._book = book
+        self._gate = gate
+        self._policy = policy
+        self._serial = itertools.count()
+        self._seed = seed
+        self._on_first_request = on_first_request
+        self._under_way: set[str] = set()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.counts = RequestCounts()
+
+    async def sample_turn(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Turn:
+        """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
+
+        No room (`max_new_tokens` below 1) is a turn cut off by length, without a request.
+
+        Raises:
+            SampleFailed: aborted again and again.
+            RequestFailed, EngineUnavailable: as the pool raises them.
+        """
+        draft = Draft()
+        num_stalls = num_restarts = 0
+        while draft.num_tokens < params["max_new_tokens"]:
+            completion = await self._request(ticket, input_ids, params, draft)
+            if completion.finish != FinishReason.ABORT:
+                return draft.finish(input_ids, FinishReason(completion.finish))
+            self.counts.aborts += 1
+            num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+            if not self._policy.resume and draft.num_tokens:
+                num_restarts += 1
+                self._restart(draft)
+            self._check_progress(num_stalls, num_restarts)
+            if num_stalls:
+                await asyncio.sleep(self._policy.backoff_s(num_stalls))
+        return draft.finish(input_ids, FinishReason.LENGTH)
+
+    async def abort(self, rids: set[str]) -> None:
+        """Tell the engines to end these requests; ids that nobody works on are left out."""
+        if rids := rids & self._under_way:
+            await self._pool.abort(rids)
+
+    async def abort_all(self) -> None:
+        """Tell the engines to end every request of ours, and of ours alone."""
+        await self.abort(set(self._under_way))
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests of ours that wait for an answer."""
+        return len(self._under_way)
+
+    async def settled(self) -> None:
+        """Return once no request of ours is under way."""
+        await self._settled.wait()
+
+    async def _request(self, ticket: Ticket, input_ids: IntArray, params: Params, draft: Draft) -> Completion:
+        """Send one request and take its answer into the draft."""
+        await self._gate.passed()
+        floor, lineage = self._book.published, self._book.lineage
+        completion = await self._send(ticket, draft.prompt(input_ids), self._params(ticket, params, draft))
+        is_same_lineage = lineage == self._book.lineage
+        spans = resolve_spans(
+            completion.versions,
+            num_tokens=len(completion.output_ids),
+            lineage=self._book.lineage,
+            floor=floor if is_same_lineage else self._book.published,
+            ceiling=self._book.announced,
+            has_spans=completion.has_spans,
+        )
+        self.counts.tokens += len(completion.output_ids)
+        draft.add(completion, spans)
+        return completion
+
+    def _params(self, ticket: Ticket, params: Params, draft: Draft) -> Params:
+        rest = continuation_params(params, num_done=draft.num_tokens)
+        if self._seed is not None:
+            assignment = ticket.job.assignment
+            rest["sampling_seed"] = sample_seed(
+                self._seed,
+                group=assignment.group,
+                member=ticket.member,
+                attempt=assignment.attempt,
+                serial=ticket.num_requests,
+            )
+        return rest
+
+    async def _send(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Completion:
+        assignment = ticket.job.assignment
+        rid = f"g{assignment.group}.{assignment.attempt}-m{ticket.member}-{next(self._serial)}"
+        ticket.num_requests += 1
+        self.counts.requests += 1
+        ticket.job.rids.add(rid)
+        self._under_way.add(rid)
+        self._settled.clear()
+        if not ticket.job.sent:
+            ticket.job.sent = True
+            self._on_first_request(ticket.job)
+        try:
+            return await self._pool.generate(rid=rid, input_ids=input_ids, sampling_params=params)
+        finally:
+            ticket.job.rids.discard(rid)
+            self._under_way.discard(rid)
+            if not self._under_way:
+                self._settled.set()
+
+    def _restart(self, draft: Draft) -> None:
+        self.counts.restarts += 1
+        self.counts.discarded_tokens += draft.num_tokens
+        draft.clear()
+
+    def _check_progress(self, num_stalls: int, num_restarts: int) -> None:
+        if num_stalls >= self._policy.max_stalls:
+            raise SampleFailed(f"no progress: aborted {num_stalls} times in a row without a token")
+        if num_restarts >= self._policy.max_restarts:
+            raise SampleFailed(
+                f"no progress: started {num_restarts} times and aborted each time: answers take longer than "
+                'the time between weight updates, which rollout.partial = "resume" bears, "restart" not'
+            )

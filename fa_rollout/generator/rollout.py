@@ -1,0 +1,63 @@
+"""One execution of one sample: prompt ids in, one sample out, or several after a fan-out.
+
+Invariant: each execution starts with empty fields and parameters of its own; nothing is left over from an
+attempt before.
+"""
+
+import copy
+
+from fa_rollout.config import Sampling
+from fa_rollout.data.row import Row
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.generator.custom import Generate, GenerateContext, append_turn, as_samples
+from fa_rollout.generator.job import Job
+from fa_rollout.generator.requester import Requester, Ticket
+from fa_rollout.generator.sampling import base_params
+from fa_rollout.sample import IntArray, Sample
+
+
+class Rollout:
+    """Samples by one request and its continuations, or by the user's own function."""
+
+    def __init__(
+        self, requester: Requester, tokenizer: Tokenizer, sampling: Sampling, generate: Generate | None
+    ) -> None:
+        self._requester = requester
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._generate = generate
+
+    async def run(self, job: Job, member: int, row: Row, prompt_ids: IntArray) -> list[Sample]:
+        """The samples of one execution, not scored yet; `response` is the decoding of all ids at once.
+
+        Raises:
+            SampleFailed, RequestFailed, EngineUnavailable: it cannot be made.
+            Exception: whatever the user's function raises.
+        """
+        sample = _fresh_sample(job, member, row, prompt_ids)
+        ticket = Ticket(job=job, member=member)
+        params = base_params(self._sampling)
+        if self._generate is None:
+            append_turn(sample, await self._requester.sample_turn(ticket, prompt_ids, params))
+            samples = [sample]
+        else:
+            context = GenerateContext(self._requester, self._tokenizer, ticket)
+            samples = as_samples(await self._generate(context, sample, params), sample)
+        for made in samples:
+            made.response = self._tokenizer.decode(made.response_ids)
+        return samples
+
+
+def _fresh_sample(job: Job, member: int, row: Row, prompt_ids: IntArray) -> Sample:
+    assignment = job.assignment
+    return Sample(
+        group=assignment.group,
+        member=member,
+        attempt=assignment.attempt,
+        epoch=assignment.epoch,
+        prompt_index=assignment.prompt_index,
+        prompt=row.prompt,
+        label=row.label,
+        metadata=copy.deepcopy(row.metadata),
+        prompt_ids=prompt_ids,
+    )

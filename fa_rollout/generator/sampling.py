@@ -1,0 +1,43 @@
+"""Sampling parameters of one request, as the engines name them. Pure."""
+
+import hashlib
+from typing import Any
+
+from fa_rollout.config import Sampling
+
+Params = dict[str, Any]
+
+
+def base_params(sampling: Sampling) -> Params:
+    """A fresh dict for one sample: user code may change it without touching another's."""
+    params: Params = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
+    return params
+
+
+def sample_seed(seed: int, *, group: int, member: int, attempt: int, serial: int) -> int:
+    """Seed in [0, 2**63) of one request; the same on every machine and in every run.
+
+    `serial` counts the requests of the sample, so that a continuation or a further turn does not draw its
+    predecessor's random numbers again.
+    """
+    text = f"{seed}/{group}/{member}/{attempt}/{serial}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def continuation_params(params: Params, *, num_done: int) -> Params:
+    """Parameters for what is left of a turn that has `num_done` tokens already."""
+    rest = params | {"max_new_tokens": params["max_new_tokens"] - num_done}
+    if num_done and rest.get("min_new_tokens"):
+        rest["min_new_tokens"] = max(0, rest["min_new_tokens"] - num_done)
+    return rest

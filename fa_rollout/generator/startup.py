@@ -1,0 +1,139 @@
+"""Everything opened side by side, so that little time passes from a kill to the next life's first request.
+
+In: the configuration and where the run stands. Out: open parts, or the `ConfigError` that says what the user
+has to change.
+"""
+
+import asyncio
+import inspect
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import cast
+
+from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.config import Config, ConfigError
+from fa_rollout.data.prompts import PromptSource
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.dotted import resolve
+from fa_rollout.generator.custom import Generate
+from fa_rollout.generator.group import Rejection
+from fa_rollout.generator.tasks import first_error
+from fa_rollout.generator.updates import ENGINE_MODE
+from fa_rollout.generator.versions import VersionBook, parse_label
+from fa_rollout.rewards.runner import RewardRunner
+from shm.segment import Segment
+from trainer_hook.messages import Resume
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the generator works with."""
+
+    segment: Segment
+    source: PromptSource
+    tokenizer: Tokenizer
+    rewards: RewardRunner
+    rejection: Rejection
+    generate: Generate | None
+    pool: EnginePool
+
+
+async def open_parts(config: Config, ring_fd: int, stack: AsyncExitStack) -> Parts:
+    """Open all parts at once; `stack` closes them.
+
+    Raises:
+        ConfigError: data, tokenizer, reward, filter or custom function cannot be used.
+        ClientError: an address cannot be read, or an engine does not come up.
+    """
+    pool = EnginePool(
+        config.engine.urls,
+        router=config.engine.router,
+        max_concurrent_samples=config.engine.max_concurrent_samples,
+        policy=FailurePolicy(request_timeout_s=config.engine.request_timeout_s),
+    )
+    rewards = RewardRunner(config.reward)
+    generate, rejection = _generate(config), _rejection(config)
+    with first_error():
+        async with asyncio.TaskGroup() as tasks:
+            segment = tasks.create_task(asyncio.to_thread(Segment.attach, ring_fd, writable=True))
+            source = tasks.create_task(asyncio.to_thread(PromptSource.open, config.data))
+            tasks.create_task(_start_rewards(rewards, stack))
+            tokenizer = tasks.create_task(_open_pool_and_tokenizer(config, pool, stack))
+    return Parts(
+        segment=segment.result(),
+        source=source.result(),
+        tokenizer=tokenizer.result(),
+        rewards=rewards,
+        rejection=rejection,
+        generate=generate,
+        pool=pool,
+    )
+
+
+async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
+    """See that every engine holds the run's version and tells it; engines that do are left alone.
+
+    Raises:
+        ClientError: an engine could not be brought there.
+    """
+    labels = [engine.version_label for engine in pool.engines]
+    if all(parse_label(label, resume.lineage) == resume.version for label in labels):
+        return
+    label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
+    if resume.weights is None:
+        if resume.version:
+            logger.warning("event=engines_relabelled labels=%s label=%s", labels, label)
+        await pool.set_version_label(label)
+        return
+    try:
+        await pool.pause(ENGINE_MODE)
+        await pool.update_weights_from_disk(resume.weights, label)
+    finally:
+        await pool.continue_()
+
+
+async def _open_pool_and_tokenizer(config: Config, pool: EnginePool, stack: AsyncExitStack) -> Tokenizer:
+    """The tokenizer's folder may be known only from the engines: the model's own."""
+    folder = config.engine.tokenizer or config.engine.model
+    if folder is not None:
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(asyncio.to_thread(Tokenizer.load, folder))
+            tasks.create_task(_start_pool(pool, stack))
+        return loading.result()
+    await _start_pool(pool, stack)
+    folder = pool.engines[0].model_path
+    if folder is None:
+        raise ConfigError("engine.tokenizer must name a folder: the engines do not tell their model's")
+    return await asyncio.to_thread(Tokenizer.load, folder)
+
+
+async def _start_pool(pool: EnginePool, stack: AsyncExitStack) -> None:
+    await stack.enter_async_context(pool)
+
+
+async def _start_rewards(rewards: RewardRunner, stack: AsyncExitStack) -> None:
+    stack.push_async_callback(rewards.aclose)
+    await rewards.start()
+
+
+def _generate(config: Config) -> Generate | None:
+    path = config.rollout.generate
+    if path is None:
+        return None
+    function = resolve(path, option="rollout.generate")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"rollout.generate = {path!r} must be `async def generate(context, sample, sampling_params)`, "
+            f"found {function!r}"
+        )
+    return cast(Generate, function)
+
+
+def _rejection(config: Config) -> Rejection:
+    if config.rollout.filter is None:
+        return lambda samples: None
+    raise NotImplementedError

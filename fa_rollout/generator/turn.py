@@ -1,0 +1,66 @@
+"""What one prompt brought back, over all the requests that it took. Pure.
+
+P: prompt tokens, R: output tokens.
+
+Invariant: ids, log-probabilities and version spans grow together, by whole answers only; a new attempt starts
+from nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fa_rollout.client.completion import Completion
+from fa_rollout.generator.versions import merge_spans
+from fa_rollout.sample import FinishReason, FloatArray, IntArray, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A finished answer to one prompt."""
+
+    input_ids: IntArray
+    """[P]"""
+    output_ids: IntArray
+    """[R] The server's token ids, the stop token included."""
+    logprobs: FloatArray
+    """[R]"""
+    version_spans: tuple[VersionSpan, ...]
+    """Ends count output tokens of this turn."""
+    finish_reason: FinishReason
+
+
+@dataclass(slots=True)
+class Draft:
+    """A turn in the making."""
+
+    ids: list[IntArray] = field(default_factory=list)
+    logprobs: list[FloatArray] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, completion: Completion, spans: Sequence[VersionSpan]) -> None:
+        """Append one answer; its spans end where its tokens do."""
+        self.ids.append(completion.output_ids)
+        self.logprobs.append(completion.logprobs)
+        self.spans.extend(VersionSpan(span.version, self.num_tokens + span.end) for span in spans)
+        self.num_tokens += len(completion.output_ids)
+
+    def clear(self) -> None:
+        """Forget all: the next answer is the first of a new attempt."""
+        self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], 0
+
+    def prompt(self, input_ids: IntArray) -> IntArray:
+        """The ids to continue from."""
+        return np.concatenate([input_ids, *self.ids]) if self.ids else input_ids
+
+    def finish(self, input_ids: IntArray, reason: FinishReason) -> Turn:
+        """The whole turn."""
+        return Turn(
+            input_ids=input_ids,
+            output_ids=np.concatenate(self.ids) if self.ids else np.empty(0, np.int32),
+            logprobs=np.concatenate(self.logprobs) if self.logprobs else np.empty(0, np.float32),
+            version_spans=merge_spans((span.version, span.end) for span in self.spans),
+            finish_reason=reason,
+        )

@@ -1,0 +1,181 @@
+"""Weight updates as the engines see them: pause, load, label, go on.
+
+In: the hub's orders, one after the other. Out: `EnginesPaused`, `WeightsPublished` or `UpdateFailed`.
+
+| who waits | for | at most |
+|---|---|---|
+| requests that would leave | the engines to go on | the pause's lease |
+| the pause, where engines tell no version spans | our own requests to come back aborted | `settle_s` |
+| the hub | load and label on every engine | the pool's deadlines |
+
+Invariant: engines go on after every order, whatever fails, and at the latest when the lease ends. No token is
+labelled with a version before every engine has confirmed it. Nothing here waits for the ring, and no request
+that is not ours is aborted.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from fa_rollout.client.errors import ClientError
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.config import ConfigError
+from fa_rollout.generator.gate import Gate
+from fa_rollout.generator.requester import Requester
+from fa_rollout.generator.versions import VersionBook
+from trainer_hook.messages import (
+    ContinueEngines,
+    EnginesPaused,
+    Message,
+    PauseEngines,
+    PublishWeights,
+    UpdateFailed,
+    Warned,
+    WeightsPublished,
+)
+
+logger = logging.getLogger(__name__)
+
+HOLD = "update"
+ENGINE_MODE = "retract"
+"""The engines' own `abort` mode would end everybody's requests, so we end ours ourselves before the pause."""
+
+
+def pause_mode(configured: str, *, has_spans: bool) -> str:
+    """How the engines stand still.
+
+    Raises:
+        ConfigError: a mode that would mix versions in one answer, on engines that tell no spans.
+    """
+    if configured == "auto":
+        return "retract" if has_spans else "abort"
+    if configured != "abort" and not has_spans:
+        raise ConfigError(
+            f'engine.pause_mode = "{configured}" mixes weight versions in one answer, and an engine here '
+            'does not tell which tokens are whose (SGLang does from 0.5.19 on); use "auto" or "abort"'
+        )
+    return configured
+
+
+class EngineUpdates:
+    """Carries the hub's orders out, one at a time."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        *,
+        requester: Requester,
+        book: VersionBook,
+        gates: tuple[Gate, ...],
+        mode: str,
+        settle_s: float,
+        send: Callable[[Message], None],
+    ) -> None:
+        """
+        Args:
+            gates: closed while the engines stand still.
+            mode: as `pause_mode` says.
+            settle_s: longest wait for our aborted requests to come back.
+        """
+        self._pool = pool
+        self._requester = requester
+        self._book = book
+        self._gates = gates
+        self._mode = mode
+        self._settle_s = settle_s
+        self._send = send
+        self._orders: asyncio.Queue[Message] = asyncio.Queue()
+        self._paused_s: float | None = None
+        """When the engines began to stand still."""
+        self._lease_ends_s: float | None = None
+
+    def order(self, message: PauseEngines | PublishWeights | ContinueEngines) -> None:
+        """Take an order; it is carried out after those before it."""
+        self._orders.put_nowait(message)
+
+    async def run(self) -> None:
+        """Carry orders out until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._lease_ends_s):
+                    message = await self._orders.get()
+            except TimeoutError:
+                self._send(Warned(text="the trainer paused the engines and did not come back: they go on"))
+                message = ContinueEngines()
+            try:
+                await self._carry_out(message)
+            except ClientError as error:
+                self._book.withdraw()
+                self._send(UpdateFailed(text=f"{type(error).__name__}: {error}"))
+
+    async def _carry_out(self, message: Message) -> None:
+        match message:
+            case PauseEngines():
+                await self._pause()
+                self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
+                self._send(EnginesPaused())
+            case PublishWeights():
+                await self._publish(message)
+            case ContinueEngines():
+                await self._continue()
+
+    async def _publish(self, message: PublishWeights) -> None:
+        label = f"{message.lineage}:{message.version}"
+        try:
+            await self._pause()
+            self._book.announce(message.lineage, message.version)
+            if message.path is None:
+                await self._pool.set_version_label(label)
+            else:
+                await self._pool.update_weights_from_disk(message.path, label)
+            self._book.confirm(message.version)
+        finally:
+            bubble_s = await self._continue()
+        logger.info("event=weights_published version=%d bubble_s=%.3f", message.version, bubble_s)
+        self._send(WeightsPublished(version=message.version, bubble_s=bubble_s))
+
+    async def _pause(self) -> None:
+        """Engines stand still when this returns; harmless when they do."""
+        if self._paused_s is not None:
+            return
+        for gate in self._gates:
+            gate.hold(HOLD)
+        self._paused_s = time.monotonic()
+        try:
+            if self._mode == "abort":
+                await self._settle()
+            await self._pool.pause(ENGINE_MODE if self._mode == "abort" else self._mode)
+        except BaseException:
+            self._open()
+            raise
+
+    async def _settle(self) -> None:
+        """Abort our own requests and wait for them to come back.
+
+        One that does not come back in time is of an unknown version: the label at its end will not be the one
+        it left under.
+        """
+        try:
+            async with asyncio.timeout(self._settle_s):
+                await self._requester.abort_all()
+                await self._requester.settled()
+        except TimeoutError:
+            logger.warning("event=settle_timed_out num_requests=%d", self._requester.num_under_way)
+
+    async def _continue(self) -> float:
+        """Engines go on; how long they stood still."""
+        started_s = self._paused_s
+        self._lease_ends_s = None
+        if started_s is None:
+            return 0.0
+        try:
+            await self._pool.continue_()
+        finally:
+            self._open()
+        return time.monotonic() - started_s
+
+    def _open(self) -> None:
+        self._paused_s = None
+        for gate in self._gates:
+            gate.release(HOLD)

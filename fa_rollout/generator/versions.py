@@ -1,0 +1,103 @@
+"""Which weight version made which token. Pure: labels that an engine told in, numbered spans out.
+
+Invariant: a number is given only where it is certain. A label of another lineage, one that is no number, one
+above what was ever announced to the engines, and one below what every engine had confirmed when the request
+left (an engine that was restarted, or fell back) all count as unknown, never as current.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fa_rollout.sample import VersionSpan
+from trainer_hook.record import UNKNOWN_VERSION
+
+Labels = Sequence[tuple[str | None, int]]
+"""(label, end) over the output tokens of one reply; ends as in `VersionSpan`."""
+
+
+@dataclass(slots=True)
+class VersionBook:
+    """Where the run's weight versions stand, as the engines confirmed them."""
+
+    lineage: str
+    published: int
+    """Every engine has confirmed it: no token sampled after this moment may be older."""
+    announced: int = -1
+    """The newest that any engine may hold; above `published` while an update is under way."""
+
+    def __post_init__(self) -> None:
+        self.announced = max(self.announced, self.published)
+
+    def label(self, number: int) -> str:
+        """The text that engines are given for a version of this lineage."""
+        return f"{self.lineage}:{number}"
+
+    def announce(self, lineage: str, number: int) -> None:
+        """The engines are about to load a version."""
+        if lineage != self.lineage:
+            self.lineage, self.published = lineage, number
+        self.announced = max(number, self.published)
+
+    def confirm(self, number: int) -> None:
+        """Every engine has loaded a version."""
+        self.published = self.announced = number
+
+    def withdraw(self) -> None:
+        """The announced version did not come: a token that claims it is of an unknown one."""
+        self.announced = self.published
+
+
+def parse_label(label: str | None, lineage: str) -> int:
+    """Number of a label: `lineage:number`, or a plain number, which counts as one of the lineage."""
+    if label is None:
+        return UNKNOWN_VERSION
+    origin, separator, digits = label.rpartition(":")
+    if separator and origin != lineage:
+        return UNKNOWN_VERSION
+    return int(digits) if digits.isascii() and digits.isdigit() else UNKNOWN_VERSION
+
+
+def resolve_spans(
+    labels: Labels, *, num_tokens: int, lineage: str, floor: int, ceiling: int, has_spans: bool
+) -> tuple[VersionSpan, ...]:
+    """Spans of version numbers that cover `num_tokens` tokens of one reply.
+
+    Args:
+        floor: the published version when the request left.
+        ceiling: the announced version when the reply came.
+        has_spans: the engine tells the version of every token; else it tells the one at the reply's end, and
+            that is certain only where it equals the one at the request's start.
+    """
+    if num_tokens == 0:
+        return ()
+    ends = [end for _, end in labels]
+    covers = bool(ends) and ends[-1] == num_tokens and all(a < b for a, b in itertools.pairwise([0, *ends]))
+    if not covers:
+        return (VersionSpan(UNKNOWN_VERSION, num_tokens),)
+    numbers = [parse_label(label, lineage) for label, _ in labels]
+    if not has_spans:
+        certain = numbers[-1] == floor
+        return (VersionSpan(floor if certain else UNKNOWN_VERSION, num_tokens),)
+    return merge_spans(zip(_rising(numbers, floor, ceiling), ends, strict=True))
+
+
+def _rising(numbers: Iterable[int], floor: int, ceiling: int) -> list[int]:
+    """The numbers that lie in the range and do not fall; the others as unknown."""
+    kept = []
+    for number in numbers:
+        known = floor <= number <= ceiling
+        kept.append(number if known else UNKNOWN_VERSION)
+        floor = number if known else floor
+    return kept
+
+
+def merge_spans(spans: Iterable[tuple[int, int]]) -> tuple[VersionSpan, ...]:
+    """(version, end) pairs as spans, neighbours of one version joined, empty ones left out."""
+    merged: list[VersionSpan] = []
+    for version, end in spans:
+        if merged and merged[-1].version == version:
+            merged[-1] = VersionSpan(version, end)
+        elif end > (merged[-1].end if merged else 0):
+            merged.append(VersionSpan(version, end))
+    return tuple(merged)
