@@ -1,1 +1,88 @@
-"""The trainer's side of fa_rollout, and the contract: record schema and control messages."""
+"""The trainer's side of fa_rollout, and the contract: record schema and control messages.
+
+    from trainer_hook import TrainerHook
+
+    hook = TrainerHook.attach()
+
+Errors are imported at once, all else when it is first used; torch when the first tensor is made, unless the
+trainer has it already.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shm.errors import AttachTimeout, DescriptorRefused, FaRolloutError, HandshakeRefused
+from trainer_hook.errors import (
+    EndOfData,
+    GeneratorFailed,
+    HookError,
+    HookStateError,
+    HubLost,
+    PeerLost,
+    PublishFailed,
+    StaleView,
+    Stalled,
+    UnsplittableBatch,
+    WeightUpdateFailed,
+)
+
+if TYPE_CHECKING:
+    from trainer_hook.batch import Batch, MicroBatch
+    from trainer_hook.hook import TrainerHook
+    from trainer_hook.record import UNKNOWN_VERSION
+    from trainer_hook.sample import Sample, SampleArrays, VersionSpan
+    from trainer_hook.statistics import HookStatistics, RunShape
+    from trainer_hook.update import WeightUpdate
+
+_HOME_OF = {
+    "Batch": "trainer_hook.batch",
+    "MicroBatch": "trainer_hook.batch",
+    "TrainerHook": "trainer_hook.hook",
+    "UNKNOWN_VERSION": "trainer_hook.record",
+    "Sample": "trainer_hook.sample",
+    "SampleArrays": "trainer_hook.sample",
+    "VersionSpan": "trainer_hook.sample",
+    "HookStatistics": "trainer_hook.statistics",
+    "RunShape": "trainer_hook.statistics",
+    "WeightUpdate": "trainer_hook.update",
+}
+
+__all__ = [
+    "UNKNOWN_VERSION",
+    "AttachTimeout",
+    "Batch",
+    "DescriptorRefused",
+    "EndOfData",
+    "FaRolloutError",
+    "GeneratorFailed",
+    "HandshakeRefused",
+    "HookError",
+    "HookStateError",
+    "HookStatistics",
+    "HubLost",
+    "MicroBatch",
+    "PeerLost",
+    "PublishFailed",
+    "RunShape",
+    "Sample",
+    "SampleArrays",
+    "StaleView",
+    "Stalled",
+    "TrainerHook",
+    "UnsplittableBatch",
+    "VersionSpan",
+    "WeightUpdate",
+    "WeightUpdateFailed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,27 @@
+"""A `with` block that is a hook call at both ends.
+
+A class and not `contextlib.contextmanager`: entering may raise EndOfData, which is a StopIteration, and a
+block that is never entered must do nothing.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Block(Generic[T]):
+    """Calls `enter` and hands its result to the block; calls `leave` with what the block raised, or None."""
+
+    def __init__(self, enter: Callable[[], T], leave: Callable[[BaseException | None], None]) -> None:
+        self._enter = enter
+        self._leave = leave
+
+    def __enter__(self) -> T:
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)

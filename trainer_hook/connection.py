@@ -1,0 +1,177 @@
+"""The conversation with the hub: requests, their answers, and what the hub says unasked.
+
+In: messages to send and numbers of requests to wait for. Out: answers; what went wrong is raised by its name.
+
+Invariant: every wait ends by an answer, by the hub's death or by its deadline. An answer to a request that
+nobody waits for any more (its caller was interrupted) is dropped, never taken for another's.
+"""
+
+import itertools
+import logging
+import time
+
+from shm import errors as shm_errors
+from shm.channel import Channel
+from shm.errors import ChannelError, ChannelTimeout, FaRolloutError
+from trainer_hook import errors as hook_errors
+from trainer_hook.errors import HookError, HubLost, Stalled
+from trainer_hook.messages import (
+    Fatal,
+    Message,
+    Notice,
+    Ping,
+    Pong,
+    Refused,
+    Stop,
+    decode,
+    encode,
+)
+
+log = logging.getLogger("trainer_hook")
+
+SEND_TIMEOUT_S = 2.0
+"""A hub that lives always reads; what a stopped one does not take leaves with a later call."""
+
+
+def error_named(name: str, text: str) -> FaRolloutError:
+    """The error that a peer names, or a HookError that quotes a name which is none of ours."""
+    kind = getattr(hook_errors, name, None) or getattr(shm_errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, FaRolloutError):
+        return kind(text)
+    return HookError(f"{name}: {text}")
+
+
+class Connection:
+    """Requests and answers over a channel, from the thread that calls."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._awaited: set[int] = set()
+        self._answers: dict[int, Message] = {}
+        self._end: tuple[str, str] | None = None
+        """Name and text of the error that every call raises from now on."""
+
+    def next_number(self) -> int:
+        """A number for a request."""
+        return next(self._numbers)
+
+    def post(self, message: Message) -> None:
+        """Send a message. Never raises: a hub that is gone is noticed by `check` or the next wait."""
+        if self._end is not None:
+            return
+        try:
+            self._channel.send(encode(message), timeout_s=SEND_TIMEOUT_S)
+        except ChannelTimeout:
+            log.warning("hub_reads_nothing message=%s", type(message).__name__)
+        except ChannelError as error:
+            self._read_rest()
+            self._lose(error)
+
+    def begin(self, request: Message) -> None:
+        """Send a request whose answer `wait` will return, now or in a later call."""
+        self._awaited.add(_number(request))
+        self.post(request)
+
+    def ask(self, request: Message, *, timeout_s: float, waits_for: str) -> Message:
+        """Send a request and wait for its answer. Raises as `wait` does."""
+        self.begin(request)
+        try:
+            return self.wait(_number(request), timeout_s=timeout_s, waits_for=waits_for)
+        finally:
+            self.forget(_number(request))
+
+    def wait(self, number: int, *, timeout_s: float, waits_for: str) -> Message:
+        """The answer to a request that was begun. After Stalled the same request can be waited for again.
+
+        Raises:
+            Stalled: no answer came in time.
+            HubLost: the hub died.
+            HookError: what the hub refused the request with, or gave the run up with; by its own class.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._read_rest()
+            if number in self._answers:
+                break
+            self._raise_end()
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise Stalled(
+                    f"the hub must answer within {timeout_s:.0f} s; {waits_for}, and no answer came though "
+                    "the hub lives: it may be stopped or starved; see its log"
+                )
+            self._read(left_s)
+        self._awaited.discard(number)
+        answer = self._answers.pop(number)
+        if isinstance(answer, Refused):
+            raise error_named(answer.error, answer.text)
+        return answer
+
+    def is_pending(self, number: int) -> bool:
+        """Whether a request was begun and its answer has not been taken yet."""
+        return number in self._awaited
+
+    def forget(self, number: int) -> None:
+        """Wait for this request no more: its answer is dropped when it comes."""
+        self._awaited.discard(number)
+        self._answers.pop(number, None)
+
+    def check(self) -> None:
+        """Read what has arrived, without waiting. Raises what ended the run, if something has."""
+        self._read_rest()
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        if self._end is not None:
+            raise error_named(*self._end)
+
+    def close(self) -> None:
+        """Close this process's end."""
+        self._end = self._end or ("HookStateError", "the hook is closed: attach a new one")
+        self._channel.close()
+
+    def _read(self, timeout_s: float) -> None:
+        try:
+            self._take(decode(self._channel.receive(timeout_s)))
+        except ChannelTimeout:
+            return
+        except ChannelError as error:
+            self._lose(error)
+
+    def _read_rest(self) -> None:
+        if self._end is not None:
+            return
+        try:
+            for payload in self._channel.read_ready():
+                self._take(decode(payload))
+        except ChannelError as error:
+            self._lose(error)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Notice():
+                log.warning("hub_notice text=%s", message.text)
+            case Ping():
+                self.post(Pong(number=message.number))
+            case Fatal():
+                self._end = (message.error, message.text)
+            case Stop():
+                self._end = ("HubLost", f"the run was stopped: {message.reason}")
+            case _ if (number := _number(message)) in self._awaited:
+                self._answers[number] = message
+            case _:
+                log.debug("dropped_answer type=%s", type(message).__name__)
+
+    def _lose(self, error: Exception) -> None:
+        if self._end is None:
+            self._end = (
+                HubLost.__name__,
+                f"the hub must live as long as the trainer; it is gone ({error}): views of the ring "
+                "stay valid, the run resumes from the trainer's last checkpoint",
+            )
+
+
+def _number(message: Message) -> int:
+    number: int = getattr(message, "request", 0)
+    return number

@@ -1,0 +1,134 @@
+"""One record of the ring, decoded: the group that it holds.
+
+In: a verified record. Out: its head, its columns by name, its samples' bounds as plain numbers.
+
+Invariant: columns agree with one another in length, or the record is refused; after `close` no column can be
+reached through the group, so that what still maps the record is what the trainer kept.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from shm.errors import DescriptorRefused
+from shm.ring import Descriptor, Record, RingReader
+from trainer_hook.errors import StaleView
+from trainer_hook.messages import Handout
+from trainer_hook.record import COLUMNS, RecordHead
+
+_HEAD = msgspec.msgpack.Decoder(RecordHead)
+
+
+class Group:
+    """A group of samples, mapped for as long as its batch lasts."""
+
+    __slots__ = ("_columns", "_keep", "_record", "ends", "head", "response_ends", "rewards", "spans")
+
+    def __init__(self, record: Record, *, keep: bool = False) -> None:
+        """Decode a record. `keep`: its columns are copies, which outlive the batch.
+
+        Raises:
+            DescriptorRefused: head or columns are not what the schema says.
+        """
+        self.head = _decode_head(record)
+        columns = dict(zip((column.name for column in COLUMNS), record.arrays, strict=False))
+        _check(self.head, columns, record.sequence)
+        self._record = record
+        self._columns: dict[str, npt.NDArray[Any]] | None = columns
+        self._keep = keep
+        self.ends: list[int] = columns["cu_seqlens"].tolist()
+        self.response_ends: list[int] = columns["cu_responses"].tolist()
+        self.rewards: list[float] = columns["rewards"].tolist()
+        self.spans = _spans(columns)
+
+    @property
+    def sequence(self) -> int:
+        return self._record.sequence
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns by name, read-only views of the ring. Raises StaleView after the batch has ended."""
+        if self._columns is None:
+            raise StaleView(
+                f"a batch is read inside its `with` block; group {self.head.group} was used after it: keep "
+                "tensors that you took inside, or take the batch with next_batch(copy=True)"
+            )
+        return self._columns
+
+    def on_release(self, callback: Callable[[int], None]) -> None:
+        """Have `callback(sequence)` called, from any thread, when no view of the record is left."""
+        self._record.on_release(callback)
+
+    def close(self) -> None:
+        """Let go of the record; views that the trainer kept hold it until they die."""
+        if not self._keep:
+            self._columns = None
+        self._record.close()
+
+
+def open_groups(reader: RingReader, handouts: Sequence[Handout], *, copy: bool) -> list[Group]:
+    """Verify and map the records of a batch.
+
+    Raises:
+        DescriptorRefused: one of them is not what its descriptor says; none is mapped then.
+    """
+    groups: list[Group] = []
+    try:
+        for handout in handouts:
+            descriptor = Descriptor(
+                incarnation=handout.incarnation,
+                sequence=handout.sequence,
+                position=handout.position,
+                length=handout.length,
+            )
+            groups.append(Group(reader.open(descriptor, copy=copy), keep=copy))
+    except BaseException:
+        for group in groups:
+            group.close()
+        raise
+    return groups
+
+
+def _decode_head(record: Record) -> RecordHead:
+    try:
+        return _HEAD.decode(record.head)
+    except msgspec.DecodeError as error:
+        raise DescriptorRefused(
+            f"a record's head must be msgpack of this release's schema; record {record.sequence} has "
+            f"another: {error}; install one release of fa_rollout"
+        ) from error
+
+
+def _check(head: RecordHead, columns: dict[str, npt.NDArray[Any]], sequence: int) -> None:
+    num_samples = len(head.members)
+    lengths = {name: len(column) for name, column in columns.items()}
+    expected = {
+        "cu_seqlens": num_samples + 1,
+        "cu_responses": num_samples + 1,
+        "cu_spans": num_samples + 1,
+        "rewards": num_samples,
+    }
+    agree = len(columns) == len(COLUMNS) and all(lengths[name] == length for name, length in expected.items())
+    if agree:
+        num_responses = int(columns["cu_responses"][-1])
+        num_spans = int(columns["cu_spans"][-1])
+        agree = (
+            lengths["tokens"] == int(columns["cu_seqlens"][-1])
+            and lengths["logprobs"] == lengths["loss_mask"] == num_responses
+            and lengths["span_versions"] == lengths["span_ends"] == num_spans
+        )
+    if not agree:
+        raise DescriptorRefused(
+            f"a record's columns must agree on samples, tokens and responses; record {sequence} has "
+            f"{num_samples} samples and columns of {lengths}"
+        )
+
+
+def _spans(columns: dict[str, npt.NDArray[Any]]) -> list[list[tuple[int, int]]]:
+    """By sample: (version, end) of each version span, in order."""
+    bounds = columns["cu_spans"].tolist()
+    spans = list(zip(columns["span_versions"].tolist(), columns["span_ends"].tolist(), strict=True))
+    return [spans[start:end] for start, end in pairwise(bounds)]

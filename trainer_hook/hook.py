@@ -1,0 +1,237 @@
+"""`TrainerHook`: what a trainer calls.
+
+| a call | waits for | at most |
+|---|---|---|
+| `attach` | hub and handshake | `timeout_s` |
+| `next_batch` | all ranks to ask, the generator to fill a step | the run's `trainer.stall_s` |
+| `update_weights` | all ranks to enter, the engines to load | the same, for each of the two |
+| any other | the hub's answer | 30 s |
+
+Invariants: no thread of its own and no wait without a deadline; calls from several threads take turns; a
+forked child's hook does nothing and gives nothing back, since the records are its parent's.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from trainer_hook import messages as m
+from trainer_hook.attach import Attached, attach
+from trainer_hook.batch import Batch
+from trainer_hook.block import Block
+from trainer_hook.process import close_at_exit, name_crashes
+from trainer_hook.session import Session
+from trainer_hook.statistics import HookStatistics, RunShape
+from trainer_hook.stepping import Stepping
+from trainer_hook.update import Updating, WeightUpdate
+
+
+class TrainerHook:
+    """A trainer process's way to its rollouts; make one with `TrainerHook.attach()`.
+
+        with TrainerHook.attach() as hook:
+            for step in range(hook.step, hook.run.num_steps):
+                with hook.next_batch() as batch:
+                    for micro_batch in batch.micro_batches():
+                        loss(model, micro_batch, batch.num_tokens_global).backward()
+                    optimizer.step()
+                with hook.update_weights() as update:
+                    update.push(model)
+
+    Every rank makes the same calls in the same order. All calls raise `HubLost` when the hub is gone, the
+    error that ended the run (`GeneratorFailed`, `PeerLost`) when it was given up, and `HookStateError` when
+    the hook is closed or was inherited by a forked child.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        welcome = attached.welcome
+        self._session = Session(attached)
+        self._stepping = Stepping(self._session, step=welcome.step)
+        self._updating = Updating(self._session, self._stepping.time, version=welcome.version)
+        self._lineage = welcome.lineage
+        self.run = RunShape(
+            run=welcome.run,
+            num_steps=welcome.num_steps,
+            groups_per_step=welcome.groups_per_step,
+            samples_per_group=welcome.samples_per_group,
+            update_interval=welcome.update_interval,
+        )
+        close_at_exit(self)
+
+    @classmethod
+    def attach(
+        cls,
+        *,
+        address: str | Path | None = None,
+        run: str | None = None,
+        token: str | None = None,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        peer: int = 0,
+        num_peers: int = 1,
+        timeout_s: float = 60.0,
+    ) -> Self:
+        """Join the run as one rank of a trainer.
+
+        Args:
+            address, run, token: from FA_ROLLOUT_ADDRESS, FA_ROLLOUT_RUN and FA_ROLLOUT_TOKEN, as
+                `fa-rollout-proc run CONFIG -- COMMAND` sets them.
+            dp_rank, dp_size: place among the data-parallel ranks; from RANK and WORLD_SIZE, which is right
+                only for pure data parallelism. With tensor, pipeline or context parallelism, pass the
+                data-parallel rank, and tell the processes that share it apart by `peer` of `num_peers`:
+                they all get the same samples.
+
+        Raises:
+            AttachTimeout: the hub was not ready in time; the text says how far it had come.
+            HandshakeRefused: the hub serves another run, user or release, or this rank does not fit its
+            world. HookStateError: there is no address to go to.
+        """
+        attached = attach(
+            address=address,
+            run=run,
+            token=token,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            peer=peer,
+            num_peers=num_peers,
+            timeout_s=timeout_s,
+        )
+        name_crashes()
+        return cls(attached)
+
+    # --- where the run stands ---------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Step that this rank trains now or next."""
+        return self._stepping.step
+
+    @property
+    def version(self) -> int:
+        """Weight version that the engines have, as far as this rank knows."""
+        return self._updating.version
+
+    @property
+    def lineage(self) -> str:
+        """Name of the branch that versions count in; another one after an older checkpoint was loaded."""
+        return self._lineage
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def next_batch(self, *, copy: bool = False) -> AbstractContextManager[Batch]:
+        """This rank's part of the next step, as a context manager: what happens inside the block is training.
+
+        Leaving the block in order says that the step is trained. Leaving it by an exception gives the step
+        back: the same samples come again, to this trainer or the next. Records go back to the ring at the
+        end of the block, except those that a tensor made from `batch.samples` still looks at: these follow
+        when it dies.
+
+            with hook.next_batch() as batch:
+                tokens = batch.samples[0].tokens        # zero-copy: looks at the ring
+                kept = tokens.clone()                   # its own memory
+            # here `tokens` is still valid, and still holds its record; `kept` does not
+
+        Args:
+            copy: take copies out of the ring: writable tensors, and a batch that can be used after the block.
+
+        Raises (on entering the block):
+            EndOfData: there is no further batch.
+            Stalled: none came in `trainer.stall_s`; the text says who waits for whom. The call may be
+            repeated. GeneratorFailed: the generator was given up; the text has its traceback. PeerLost:
+            another rank is gone. UnsplittableBatch: the step cannot be cut for this number of ranks or this
+            micro-batch limit.
+        """
+        return Block(lambda: self._stepping.enter(copy=copy), self._stepping.leave)
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    def update_weights(self) -> AbstractContextManager[WeightUpdate]:
+        """Publish the next weight version, as a context manager; all ranks enter, push and leave.
+
+            with hook.update_weights() as update:
+                update.push(model)                      # files, which the engines load
+
+            with hook.update_weights() as update:
+                update.pause()                          # engines stand still until the block ends
+                my_own_push(model, update.version)
+
+        On leaving the block every engine has `update.version`, and `hook.version` is it. A block that raises
+        publishes nothing.
+
+        Raises (on entering and on leaving the block):
+            WeightUpdateFailed: the engines did not take the weights, or another rank's block raised; the
+                version stays what it was.
+            Stalled: a rank did not enter, or an engine did not answer, in `trainer.stall_s`.
+            PeerLost, GeneratorFailed: as for `next_batch`.
+        """
+        return Block(self._updating.enter, self._updating.leave)
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def abort(self, *, group: int | None = None, older_than: int | None = None) -> int:
+        """Abort running requests: of one group, of groups begun before a version, or all; returns how many
+        groups.
+
+        What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
+        """
+        return int(self._session.ask_value(m.Abort, group=group, older_than=older_than) or 0)
+
+    def pause(self) -> None:
+        """Start no further groups; running ones finish, and what is finished can still be trained."""
+        self._session.ask_value(m.Hold, held=True)
+
+    def resume(self) -> None:
+        """Start groups again."""
+        self._session.ask_value(m.Hold, held=False)
+
+    def statistics(self) -> HookStatistics:
+        """Where this process spent its time, and the hub's figures of the whole run."""
+        hub = self._session.ask_value(m.Query, what="statistics")
+        time = self._stepping.time
+        return HookStatistics(
+            num_steps=self._stepping.num_trained,
+            first_wait_s=time.first_wait_s,
+            wait_s=time.wait_s,
+            train_s=time.train_s,
+            update_s=time.update_s,
+            bubble_s=time.bubble_s,
+            num_held_records=self._session.leases.num_held,
+            hub=MappingProxyType(hub or {}),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data stands, to be saved with the model: what is trained, and what is under way.
+
+        Plain numbers, text and lists, the same on every rank. Call it between two steps.
+        """
+        state = self._session.ask_value(m.Query, what="state")
+        assert isinstance(state, dict)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, on every rank and before its first batch.
+
+        What was trained after the checkpoint comes again; `step`, `version` and `lineage` are the
+        checkpoint's.
+
+        Raises:
+            HookStateError: a batch was taken already.
+        """
+        where = self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, state=state)
+        self._stepping.step, self._updating.version = int(where["step"]), int(where["version"])
+        self._lineage = str(where["lineage"])
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the run in order; idempotent. Records go back, so copy what you still need before."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

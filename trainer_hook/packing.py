@@ -1,0 +1,88 @@
+"""Samples laid end to end, as variable-length attention kernels take them. Pure numpy; each is built once.
+
+In: samples of one micro-batch. Out: fresh arrays, which stay valid after the ring has moved on.
+
+Shapes: n samples, T tokens of all of them. Arrays over T speak of the token at their own position: what is
+compared with `logprobs[t]` is the model's output at t - 1.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer_hook.sample import Sample
+
+
+class PackedArrays:
+    """The arrays of a micro-batch."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """[n] tokens of each sample"""
+        return np.array([s.prompt_length + s.response_length for s in self._samples], np.int32)
+
+    @cached_property
+    def cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """[n + 1] where each sample starts, and T"""
+        return np.concatenate([[0], np.cumsum(self.lengths)], dtype=np.int32)
+
+    @cached_property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """[T]"""
+        return np.concatenate([sample.arrays.tokens for sample in self._samples], dtype=np.int64)
+
+    @cached_property
+    def position_ids(self) -> npt.NDArray[np.int64]:
+        """[T] position of each token in its own sample"""
+        starts = self.cu_seqlens[:-1].astype(np.int64)
+        return np.arange(self.cu_seqlens[-1], dtype=np.int64) - np.repeat(starts, self.lengths)
+
+    @cached_property
+    def sample_ids(self) -> npt.NDArray[np.int64]:
+        """[T] sample of each token; `values[sample_ids]` spreads values of samples over tokens"""
+        return np.repeat(np.arange(len(self._samples), dtype=np.int64), self.lengths)
+
+    @cached_property
+    def loss_mask(self) -> npt.NDArray[np.float32]:
+        """[T] 1 where the token is trained on, 0 for prompts, fillers and tokens that are masked"""
+        return self._at_responses([sample.arrays.loss_mask for sample in self._samples])
+
+    @cached_property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """[T] log-probability under the policy that sampled the token, 0 at prompts"""
+        return self._at_responses([sample.arrays.logprobs for sample in self._samples])
+
+    def _at_responses(self, values: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.float32]:
+        out = np.zeros(self.cu_seqlens[-1], np.float32)
+        for end, response in zip(self.cu_seqlens[1:].tolist(), values, strict=True):
+            out[end - len(response) : end] = response
+        return out
+
+    @cached_property
+    def rewards(self) -> npt.NDArray[np.float32]:
+        """[n]"""
+        return np.array([sample.reward for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_mean(self) -> npt.NDArray[np.float32]:
+        """[n]"""
+        return np.array([sample.group_reward_mean for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_std(self) -> npt.NDArray[np.float32]:
+        """[n] ddof 1"""
+        return np.array([sample.group_reward_std for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_count(self) -> npt.NDArray[np.int64]:
+        """[n]"""
+        return np.array([sample.group_reward_count for sample in self._samples], np.int64)
+
+    @cached_property
+    def num_loss_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))

@@ -1,0 +1,89 @@
+"""Batches, one step after another.
+
+Invariant: a step that is handed over ends in exactly one report: trained, or returned when its block
+raised. A request that was interrupted is taken up by the next call, so that no step is lost between two.
+"""
+
+from trainer_hook import messages as m
+from trainer_hook.batch import Batch
+from trainer_hook.errors import EndOfData
+from trainer_hook.group import Group, open_groups
+from trainer_hook.session import Session
+from trainer_hook.stopwatch import Stopwatch
+
+
+class Stepping:
+    """This rank's place in the run."""
+
+    def __init__(self, session: Session, *, step: int) -> None:
+        self.step = step
+        """Step that this rank trains now or next."""
+        self.num_trained = 0
+        self.time = Stopwatch()
+        self._session = session
+        self._request: m.Next | None = None
+        self._batch: Batch | None = None
+
+    def enter(self, *, copy: bool) -> Batch:
+        """Wait for this rank's part of the step and map it."""
+        with self._session.call(outside=True):
+            with self.time.waiting():
+                message = self._wait()
+            groups = self._open(message, copy=copy)
+            self._session.leases.add(message.step, groups)
+            self._batch = Batch(message, groups, keep=copy)
+            self._session.inside = f"the batch of step {message.step}"
+            return self._batch
+
+    def leave(self, error: BaseException | None) -> None:
+        """End the step: trained, or returned. Never raises: a hub that is gone is the next call's to tell."""
+        with self._session.leaving() as can_report:
+            batch, self._batch = self._batch, None
+            if batch is None:
+                return
+            batch.close()
+            if not can_report:
+                return
+            if error is None:
+                self.step += 1
+                self.num_trained += 1
+            outcome = m.Outcome.TRAINED if error is None else m.Outcome.RETURNED
+            self._report(batch.step, outcome)
+
+    def _wait(self) -> m.Batch:
+        connection = self._session.connection
+        if self._request is None:
+            self._request = m.Next(request=connection.next_number(), step=self.step)
+            connection.begin(self._request)
+        number = self._request.request
+        try:
+            answer = connection.wait(
+                number, timeout_s=self._session.wait_timeout_s, waits_for=self._waits_for()
+            )
+        finally:
+            if not connection.is_pending(number):
+                self._request = None
+        if isinstance(answer, m.Ended):
+            raise EndOfData(answer.reason)
+        assert isinstance(answer, m.Batch)
+        return answer
+
+    def _open(self, message: m.Batch, *, copy: bool) -> list[Group]:
+        try:
+            return open_groups(self._session.reader, message.records, copy=copy)
+        except BaseException:
+            sequences = [handout.sequence for handout in message.records]
+            self._session.connection.post(
+                m.Released(step=message.step, outcome=m.Outcome.RETURNED, sequences=sequences)
+            )
+            raise
+
+    def _report(self, step: int, outcome: m.Outcome) -> None:
+        sequences = self._session.leases.take_returned_of(step)
+        self._session.connection.post(m.Released(step=step, outcome=outcome, sequences=sequences))
+        self._session.report_returned()
+
+    def _waits_for(self) -> str:
+        num_held = self._session.leases.num_held
+        held = f" and holds {num_held} records of earlier steps by tensors that it kept" if num_held else ""
+        return f"{self._session.name} waits for step {self.step}{held}"
