@@ -87,8 +87,8 @@ def _shake_hands(channel: Channel, hello: Hello, deadline_s: float) -> tuple[Wel
         answer = decode(channel.receive(_left_s(deadline_s)))
     except ChannelTimeout as error:
         raise AttachTimeout(
-            f"the hub must let a rank in within the time given; process {channel.peer_pid} took the connection "
-            f"of rank {hello.dp_rank} and left its Hello unanswered: it is stopped or very busy; see its log"
+            f"the hub must let a rank in within the time given; process {channel.peer_pid} took the "
+            f"connection of rank {hello.dp_rank} and did not answer: it is stopped or busy; see its log"
         ) from error
     except ChannelClosed as error:
         raise AttachTimeout(
