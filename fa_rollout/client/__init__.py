@@ -13,9 +13,9 @@ from fa_rollout.client.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from fa_rollout.client.fleet import EngineInfo
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
+from fa_rollout.client.probe import EngineInfo
 from fa_rollout.client.statistics import LaneStatistics, PoolStatistics
 
 __all__ = [

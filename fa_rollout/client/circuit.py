@@ -36,10 +36,13 @@ class Circuit:
         """A transient failure; True when it opens the circuit."""
         self.failures_in_row += 1
         self.last_error = error
-        if self.is_open or self.failures_in_row < self._max_failures:
-            return False
-        self.state = CircuitState.OPEN
-        return True
+        return self.failures_in_row >= self._max_failures and self.open(error)
+
+    def open(self, error: str) -> bool:
+        """The engine is known to be away; True when it was not known before."""
+        self.last_error = error
+        was_open, self.state = self.is_open, CircuitState.OPEN
+        return not was_open
 
     def close(self) -> None:
         """A probe succeeded."""

@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -106,7 +106,7 @@ def _fast(body: bytes) -> _Columns | None:
     return (ids, logprobs, meta) if is_true else None
 
 
-def _numbers(array_json: bytes, kind: str) -> Any:
+def _numbers(array_json: bytes, kind: Literal["d", "i"]) -> Any:
     """All numbers of an array, nested or not, as one buffer of doubles (`d`) or 64-bit integers (`i`)."""
     array = _PARSER.parse(array_json)
     if not isinstance(array, simdjson.Array):

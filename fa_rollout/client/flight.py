@@ -1,8 +1,8 @@
 """Requests in the air: their deadlines and their aborts.
 
 Who waits for whom: the sender waits for the answer alone; a timer and the aborting tasks end that wait
-through the flight's scope. Invariants: an attempt that may still run at an engine is aborted there, by its own id,
-before a retry is sent; time in which engines stand paused does not count.
+through the flight's scope. Invariants: an attempt that may still run at an engine is aborted there, by its
+own id, before a retry is sent; time in which engines stand paused does not count.
 """
 
 import asyncio

@@ -5,6 +5,7 @@ engines, since an engine that is paused forgets the abort of a request that it h
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -21,14 +22,17 @@ from fa_rollout.client.completion import Completion
 from fa_rollout.client.descriptors import allowed_connections
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
 from fa_rollout.client.engine import open_session
-from fa_rollout.client.errors import RequestRefused
-from fa_rollout.client.fleet import EngineInfo, Fleet
+from fa_rollout.client.errors import ClientError, RequestRefused
+from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
 from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.probe import EngineInfo
 from fa_rollout.client.recovery import Recovery, Weights
 from fa_rollout.client.request import TokenIds, WireIds
 from fa_rollout.client.sender import Call, Sender
 from fa_rollout.client.statistics import Books, PoolStatistics
+
+_LOG = logging.getLogger(__name__)
 
 
 class EnginePool:
@@ -47,8 +51,7 @@ class EnginePool:
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
-        With `stream` the tokens that an engine made before it died are kept, and so are all before an abort in
-        its queue.
+        With `stream`, tokens made before an engine died, or before an abort in its queue, are kept.
 
         Raises:
             AddressError: an address that cannot be read.
@@ -68,6 +71,8 @@ class EnginePool:
         self._books = Books()
         self._calls: dict[str, Call] = {}
         self._stack = AsyncExitStack()
+        self._is_open = False
+        self._last_call_ended = asyncio.Event()
         self._pause_mode: str | None = None
         self.engines: tuple[EngineInfo, ...] = ()
         """What the probes found; set by `start`."""
@@ -80,9 +85,9 @@ class EnginePool:
         """
         session = await self._stack.enter_async_context(open_session(self.policy))
         ids = WireIds()
-        self._fleet = Fleet(self._urls, router=self._router, session=session, policy=self.policy, ids=ids)
+        self._fleet = Fleet(self._urls, router=self._router, session=session, policy=self.policy)
         try:
-            self.engines = await self._fleet.probe_all()
+            self.engines = await self._fleet.probe_all(ids)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -91,6 +96,7 @@ class EnginePool:
             self._vocab_size = min(sizes, default=None)
         await self._background.start()
         self._wire(ids)
+        self._is_open = True
 
     def _wire(self, ids: WireIds) -> None:
         self._flights = Flights(self._fleet, self._clock, self._background, self.policy)
@@ -117,15 +123,23 @@ class EnginePool:
         ]
 
     async def aclose(self) -> None:
-        """Abort what is in the air, continue engines that this pool paused, close every connection."""
+        """Abort open calls, continue engines that this pool paused, close all connections; idempotent."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._last_call_ended.clear()
         try:
             async with asyncio.timeout(self.policy.control_timeout_s):
-                await self._flights.abort_all()
+                await self.abort(list(self._calls))
                 if self._pause_mode is not None:
                     await self._fleet.continue_(tolerant=True)
+                    self._go()
+                if self._calls:
+                    await self._last_call_ended.wait()
         except TimeoutError:
-            pass  # closing must not hang on an engine that is silent
+            _LOG.warning("event=close_cut_short open_calls=%d", len(self._calls))
         finally:
+            self._dispatcher.refuse(ClientError("a pool must be open to generate, found it closed"))
             self._dispatcher.close()
             self._recovery.close()
             try:
@@ -163,7 +177,6 @@ class EnginePool:
             RequestTimedOut, EngineOverloaded, RequestFailed: the attempts are used up.
             EngineUnavailable: no engine came back within `unavailable_timeout_s`.
         """
-        self._background.check()
         self._check(rid, input_ids)
         call = Call(
             rid=rid,
@@ -179,8 +192,13 @@ class EnginePool:
             return await self._sender.deliver(call)
         finally:
             del self._calls[rid]
+            if not self._calls:
+                self._last_call_ended.set()
 
     def _check(self, rid: str, input_ids: TokenIds) -> None:
+        if not self._is_open:
+            raise ClientError("a pool must be open to generate; call start, and aclose after the last call")
+        self._background.check()
         if rid in self._calls:
             raise ValueError(f"a request id must be used by one call at a time, found {rid!r} in use")
         ids = np.asarray(input_ids)
@@ -193,14 +211,14 @@ class EnginePool:
             )
 
     async def abort(self, rids: Iterable[str]) -> None:
-        """End calls by their ids; each comes back as an abort with the tokens that it has. Unknown: nothing."""
+        """End calls by their ids; each comes back as an abort with its tokens. Unknown ids are no error."""
         for rid in rids:
             call = self._calls.get(rid)
             if call is not None:
                 self._sender.abort(call)
 
     async def pause(self, mode: str) -> None:
-        """Engines stand still: by `abort` (ends every request there), `retract` or `in_place`. Nothing is sent.
+        """Engines stand still: by `abort` (ends all there), `retract` or `in_place`. Nothing is sent.
 
         Raises:
             ControlFailed: an engine did not pause; all go on.
@@ -235,7 +253,7 @@ class EnginePool:
         """A router answers 503 until its next health check has seen that a worker runs again."""
         until = time.monotonic() + self.policy.control_timeout_s
         while time.monotonic() < until:
-            if await self._fleet.router_has_healthy_workers():
+            if await self._fleet.has_healthy_workers():
                 return
             await asyncio.sleep(0.2)
 
@@ -246,7 +264,7 @@ class EnginePool:
             ControlFailed: an engine did not load, or does not tell the label.
         """
         # With requests held in place SGLang 0.5.15 dies of a flush, and newer ones refuse after the update.
-        await self._fleet.update_from_disk(path, label, flush_cache=self._pause_mode != "in_place")
+        await self._fleet.load_weights(path, label, flush_cache=self._pause_mode != "in_place")
         self._recovery.weights = Weights(path=path, label=label)
 
     async def set_version_label(self, label: str) -> None:

@@ -1,12 +1,17 @@
-"""Outages: an open circuit is probed until its engine works again; an outage of all has a deadline."""
+"""Outages: an engine that was taken out is probed until it works again; an outage of all has a deadline.
+
+Invariant: an engine gets requests again only when it is healthy and has the weights that were loaded last.
+"""
 
 import asyncio
 import logging
 from dataclasses import dataclass
 
+from fa_rollout.client import control
 from fa_rollout.client.background import Background
 from fa_rollout.client.clock import ActiveClock, Timer
 from fa_rollout.client.dispatch import Dispatcher, Lane
+from fa_rollout.client.engine import Engine
 from fa_rollout.client.errors import ControlFailed, EngineUnavailable
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.policy import FailurePolicy
@@ -26,7 +31,7 @@ class Weights:
 
 
 class Recovery:
-    """Brings lanes back."""
+    """Takes engines out and brings them back."""
 
     def __init__(
         self,
@@ -38,14 +43,17 @@ class Recovery:
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._lanes = {lane.url: lane for lane in dispatcher.lanes}
         self._clock = clock
         self._background = background
         self._policy = policy
         self._outage: Timer | None = None
+        self._must_continue: set[str] = set()
         self.weights: Weights | None = None
+        fleet.on_lost = self.lost
 
     def opened(self, lane: Lane) -> None:
-        """A circuit has opened: move its waiters, probe it, and set a deadline when it was the last."""
+        """A lane's circuit has opened: its engine is out."""
         _LOG.warning(
             "event=circuit_open endpoint=%s failures=%d last_error=%s",
             lane.url,
@@ -53,65 +61,85 @@ class Recovery:
             lane.circuit.last_error,
         )
         self._dispatcher.rebind(lane)
-        self._background.spawn(self._probe_until_well(lane))
-        if all(other.circuit.is_open for other in self._dispatcher.lanes) and self._outage is None:
+        self._take_out(self._fleet.fronts[lane.url])
+        if all(other.circuit.is_open for other in self._lanes.values()) and self._outage is None:
             deadline = self._clock.now() + self._policy.unavailable_timeout_s
             self._outage = self._clock.timer(deadline, self._give_up)
+
+    def lost(self, engine: Engine, error: ControlFailed) -> None:
+        """A control call did not reach an engine that others did without."""
+        if self._clock.is_stopped:
+            self._must_continue.add(engine.url)  # it may have been paused before it went silent
+        lane = self._lanes.get(engine.url)
+        if lane is None:
+            _LOG.warning("event=worker_lost endpoint=%s error=%s", engine.url, error)
+            self._take_out(engine)
+        elif lane.circuit.open(str(error)):
+            self.opened(lane)
 
     def close(self) -> None:
         """No timer is left behind."""
         if self._outage is not None:
             self._outage.cancel()
 
+    def _take_out(self, engine: Engine) -> None:
+        if engine.url not in self._fleet.lost:
+            self._fleet.lost.add(engine.url)
+            self._background.spawn(self._bring_back(engine))
+
     def _give_up(self) -> None:
-        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._dispatcher.lanes)
+        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._lanes.values())
         self._dispatcher.refuse(
             EngineUnavailable(
                 f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
             )
         )
 
-    async def _probe_until_well(self, lane: Lane) -> None:
+    async def _bring_back(self, engine: Engine) -> None:
         interval_s = self._policy.probe_interval_s
         while True:
             await asyncio.sleep(interval_s)
             interval_s = min(interval_s * 1.5, _SLOWEST * self._policy.probe_interval_s)
             # A health check of a paused SGLang blocks, and marks it as unhealthy.
-            if not self._clock.is_stopped and await self._is_well(lane):
+            if not self._clock.is_stopped and await self._is_well(engine):
                 break
+        self._fleet.lost.discard(engine.url)
+        _LOG.warning("event=engine_back endpoint=%s", engine.url)
+        lane = self._lanes.get(engine.url)
+        if lane is not None:
+            self._reopen(lane)
+
+    def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()
         lane.window.restart()
         if self._outage is not None:
             self._outage.cancel()
             self._outage = None
         self._dispatcher.refuse(None)
-        _LOG.warning("event=circuit_closed endpoint=%s", lane.url)
         self._dispatcher.pump()
 
-    async def _is_well(self, lane: Lane) -> bool:
-        front = self._fleet.fronts[lane.url]
-        if await front.status("/health", _HEALTH_TIMEOUT_S) != 200:
-            return False
-        if not await self._fleet.router_has_healthy_workers():
-            return False
+    async def _is_well(self, engine: Engine) -> bool:
         try:
-            await self._renew_weights()
+            if engine.url in self._must_continue:
+                await engine.call("POST", "/continue_generation", {})
+                self._must_continue.discard(engine.url)
+            if await engine.status("/health", _HEALTH_TIMEOUT_S) != 200:
+                return False
+            if self._fleet.is_router(engine):
+                return await self._fleet.has_healthy_workers()
+            await self._renew_weights(engine)
         except ControlFailed as error:
-            lane.circuit.last_error = str(error)
+            _LOG.info("event=engine_still_out endpoint=%s error=%s", engine.url, error)
             return False
         return True
 
-    async def _renew_weights(self) -> None:
-        """An engine that was started anew has its first weights: no request reaches it before the current ones."""
+    async def _renew_weights(self, engine: Engine) -> None:
+        """An engine that was started anew has its first weights."""
         if self.weights is None:
             return
-        for engine in await self._fleet.refresh():
-            found = await self._fleet.version_of(engine)
-            if found != self.weights.label:
-                _LOG.warning(
-                    "event=weights_renewed endpoint=%s found=%s label=%s",
-                    engine.url,
-                    found,
-                    self.weights.label,
-                )
-                await self._fleet.update_one(engine, self.weights.path, self.weights.label, flush_cache=True)
+        found = await control.version_of(engine)
+        if found != self.weights.label:
+            path, label = self.weights.path, self.weights.label
+            _LOG.warning("event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, label)
+            limit_s = self._policy.update_timeout_s
+            await control.load_weights(engine, path, label, flush_cache=True, limit_s=limit_s)

@@ -15,6 +15,9 @@ import numpy.typing as npt
 _SHOWN = 32
 """Characters of the caller's id that go into the wire id, for people who read engine logs."""
 
+_STREAM_INTERVAL = 32
+"""Tokens per event of a stream: events are cumulative, so each costs as much as the answer so far."""
+
 TokenIds = npt.NDArray[np.integer[Any]] | Sequence[int]
 
 _ENCODER = msgspec.json.Encoder()
@@ -44,7 +47,9 @@ def generate_body(
     request: dict[str, Any] = {
         "rid": rid,
         "input_ids": input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids),
-        "sampling_params": sampling_params,
+        "sampling_params": {"stream_interval": _STREAM_INTERVAL, **sampling_params}
+        if stream
+        else sampling_params,
         "return_logprob": True,
         "stream": stream,
         **options,

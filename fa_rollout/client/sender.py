@@ -7,6 +7,7 @@ Invariants: every attempt has an id of its own; a slot is given back before its 
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -192,7 +193,7 @@ class Sender:
     def _note(self, lane: Lane, failure: HttpFailure) -> None:
         self.books.fail(lane.url, failure.failure, str(failure))
         if failure.failure is FailureClass.OVERLOAD:
-            now = asyncio.get_running_loop().time()
+            now = time.monotonic()
             lane.window.cut(
                 lane.in_flight + 1,
                 now,

@@ -1,6 +1,6 @@
 """The scripted engine's process: `python -m fa_rollout.engines.scripted --config JSON`.
 
-Prints one JSON line `{"url": ...}` on stdout when it is ready; ends with its parent, by SIGTERM, or by a rule.
+Prints one JSON line `{"url": ...}` on stdout when it is ready. Ends with its parent, by SIGTERM or by a rule.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import sys
 
 import msgspec
 
-from fa_rollout.engines.scripted.admin import Front
+from fa_rollout.engines.scripted.admin import Front, Server
 from fa_rollout.engines.scripted.script import Script
+from fa_rollout.engines.scripted.server import EngineServer
 from fa_rollout.engines.scripted.wire import Connection
 
 
@@ -24,19 +25,29 @@ async def _serve(script: Script, parent_pid: int | None) -> None:
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     if parent_pid is not None:
         loop.add_reader(os.pidfd_open(parent_pid), stop.set)
-    front = Front(script)
+    front = Front(_server_of(script))
     server = await loop.create_server(
-        lambda: Connection(front.handle, lambda: front.script.idle_timeout_s),
+        lambda: Connection(front.handle, lambda: front.server.script.idle_timeout_s),
         sock=_listener(script),
     )
-    await front.start()
+    await front.server.start()
     host, port = server.sockets[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     sys.stdout.buffer.write(msgspec.json.encode({"url": f"http://{shown}:{port}"}) + b"\n")
     sys.stdout.flush()
     await stop.wait()
     server.close()
-    await front.aclose()
+    await front.server.aclose()
+
+
+def _server_of(script: Script) -> Server:
+    if not script.workers:
+        return EngineServer(script)
+    from fa_rollout.engines.scripted.router import (
+        RouterServer,
+    )  # an HTTP client: a third of the start-up time
+
+    return RouterServer(script)
 
 
 def _listener(script: Script) -> socket.socket:

@@ -1,53 +1,57 @@
 """The front of a scripted process: its handle's own calls, and all others to the engine or the router."""
 
+from collections import deque
+from typing import Any, Protocol
+
 import msgspec
 
-from fa_rollout.engines.scripted.router import RouterServer
-from fa_rollout.engines.scripted.script import Script
-from fa_rollout.engines.scripted.server import EngineServer
+from fa_rollout.engines.scripted.script import ADMIN_PREFIX, Recorded, Script
 from fa_rollout.engines.scripted.wire import Exchange
 
-PREFIX = "/_scripted/"
 
+class Server(Protocol):
+    """What engine and router have in common."""
 
-class Front:
-    """Engine or router, by the script."""
-
-    def __init__(self, script: Script) -> None:
-        self._server: EngineServer | RouterServer = (
-            RouterServer(script) if script.workers else EngineServer(script)
-        )
-
-    @property
-    def script(self) -> Script:
-        """What is obeyed now."""
-        return self._server.script
+    script: Script
+    recorded: deque[Recorded]
 
     async def start(self) -> None:
         """What needs a running loop."""
-        if isinstance(self._server, RouterServer):
-            await self._server.start()
 
     async def aclose(self) -> None:
         """Leave nothing behind."""
-        if isinstance(self._server, RouterServer):
-            await self._server.aclose()
+
+    def configure(self, script: Script) -> None:
+        """Another script from now on."""
+
+    def state(self) -> dict[str, Any]:
+        """Counts."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one request, now or later."""
+
+
+class Front:
+    """Sorts requests."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
 
     def handle(self, exchange: Exchange) -> None:
         """Every request."""
-        if not exchange.path.startswith(PREFIX):
-            self._server.handle(exchange)
-        elif exchange.path == PREFIX + "requests":
-            exchange.send_json(list(self._server.recorded))
-        elif exchange.path == PREFIX + "clear":
-            self._server.recorded.clear()
+        server = self.server
+        if not exchange.path.startswith(ADMIN_PREFIX):
+            server.handle(exchange)
+        elif exchange.path == ADMIN_PREFIX + "requests":
+            exchange.send_json(list(server.recorded))
+        elif exchange.path == ADMIN_PREFIX + "clear":
+            server.recorded.clear()
             exchange.send_json({})
-        elif exchange.path == PREFIX + "configure":
-            changes = msgspec.json.decode(exchange.body)
-            tree = msgspec.to_builtins(self.script) | changes
-            self._server.configure(msgspec.convert(tree, Script))
+        elif exchange.path == ADMIN_PREFIX + "configure":
+            tree = msgspec.to_builtins(server.script) | msgspec.json.decode(exchange.body)
+            server.configure(msgspec.convert(tree, Script))
             exchange.send_json({})
-        elif exchange.path == PREFIX + "state":
-            exchange.send_json(self._server.state())
+        elif exchange.path == ADMIN_PREFIX + "state":
+            exchange.send_json(server.state())
         else:
             exchange.send_json({}, 404)

@@ -39,6 +39,14 @@ class Core:
         self._writers: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    def configure(self, script: Script) -> None:
+        """Another speed and other limits from now on."""
+        self.script = script
+        self.decoder.advance(time.monotonic())
+        self.decoder.tokens_per_s = script.tokens_per_s
+        self.decoder.total_tokens_per_s = script.total_tokens_per_s
+        self._rearm()
+
     # Requests.
 
     def submit(self, job: Job) -> None:
@@ -128,10 +136,12 @@ class Core:
 
     def abort(self, rid: str) -> None:
         """By exact id, if known, and then by prefix; at the door an abort is lost."""
-        if rid not in self.known:
+        known = self.known.get(rid)
+        if known is None or (known.is_abort_sent and self.script.protocol == "0.5.23"):
             return
+        known.is_abort_sent = True
         if len(self._lengths) == 1:
-            self._abort(self.known[rid])
+            self._abort(known)
         else:
             for job in [job for other, job in self.known.items() if other.startswith(rid)]:
                 self._abort(job)

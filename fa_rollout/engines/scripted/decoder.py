@@ -30,6 +30,8 @@ class Job:
     is_running: bool = False
     is_over: bool = False
     is_abort_pending: bool = False
+    is_abort_sent: bool = False
+    """Newer engines pass on the first abort of an id only."""
     num_retractions: int = 0
     started_s: float = 0.0
     is_streamed: bool = False

@@ -1,4 +1,4 @@
-"""`/generate` of the scripted engine: the request, what SGLang would say against it, and the answer's meta."""
+"""`/generate` of the scripted engine: the request, what SGLang would say against it, the answer's meta."""
 
 import asyncio
 import time
@@ -154,7 +154,7 @@ def meta_of(
     *,
     in_queue: bool,
 ) -> dict[str, Any]:
-    """meta_info without id, finish reason and log-probabilities; in the queue SGLang leaves much of it out."""
+    """meta_info without id, finish reason and log-probabilities; aborted in the queue, much is left out."""
     meta: dict[str, Any] = {"weight_version": label}
     if protocol == "0.5.23":
         starts = [0, *(end for _, end in spans)]
@@ -201,10 +201,10 @@ class Streams:
 
     def _later(self, job: Job, interval: int, sent: int) -> None:
         rate = self._core.script.tokens_per_s or 1000.0
-        delay_s = max(0.002, interval / rate)
-        self._timers[job.rid] = asyncio.get_running_loop().call_later(
-            delay_s, self._event, job, interval, sent
+        timer = asyncio.get_running_loop().call_later(
+            max(0.002, interval / rate), self._event, job, interval, sent
         )
+        self._timers[job.rid] = timer
 
     def _event(self, job: Job, interval: int, sent: int) -> None:
         if job.is_over or not job.exchange.is_open:

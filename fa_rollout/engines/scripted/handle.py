@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from fa_rollout.engines.scripted.admin import PREFIX
-from fa_rollout.engines.scripted.script import Recorded, Script
+from fa_rollout.engines.scripted.script import ADMIN_PREFIX, Recorded, Script
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -88,7 +87,7 @@ class ScriptedEngine:
 
     def _call(self, name: str, body: bytes | None = None) -> bytes:
         request = urllib.request.Request(
-            self.url + PREFIX + name, data=body, headers={"Content-Type": "application/json"}
+            self.url + ADMIN_PREFIX + name, data=body, headers={"Content-Type": "application/json"}
         )
         with self._opener.open(request, timeout=30) as response:
             answer: bytes = response.read()

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
+ADMIN_PREFIX = "/_scripted/"
+"""Paths of the handle's own calls."""
+
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens answers have, before `max_new_tokens` cuts them."""

@@ -30,7 +30,11 @@ class EngineServer:
 
     def __init__(self, script: Script) -> None:
         self.recorded: deque[Recorded] = deque(maxlen=_RECORDED)
-        self.configure(script, is_first=True)
+        self._is_healthy = True
+        self.core = Core(script, self._deliver)
+        self._streams = Streams(self.core)
+        self.configure(script)
+        render.warm(script.vocab_size, script.weight_version)
         self._routes: dict[tuple[str, str], Callable[[Exchange, dict[str, Any]], None]] = {
             ("GET", "/health"): self._health,
             ("GET", "/health_generate"): self._health,
@@ -54,21 +58,18 @@ class EngineServer:
                 ("POST", "/end_weight_update"): self._bracket,
             }
 
-    def configure(self, script: Script, *, is_first: bool = False) -> None:
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Nothing is left behind."""
+
+    def configure(self, script: Script) -> None:
         """Another script from now on; requests in flight and the version label stay."""
         self.script = script
         self.faults = Faults(script.rules)
         self._next_length = length_source(script.lengths)
-        if is_first:
-            self._is_healthy = True
-            self.core = Core(script, self._deliver)
-            self._streams = Streams(self.core)
-            render.warm(script.vocab_size, script.weight_version)
-        else:
-            self.core.script = script
-            self.core.decoder.advance(time.monotonic())
-            self.core.decoder.tokens_per_s = script.tokens_per_s
-            self.core.decoder.total_tokens_per_s = script.total_tokens_per_s
+        self.core.configure(script)
 
     def state(self) -> dict[str, Any]:
         """For the handle."""

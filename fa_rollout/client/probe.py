@@ -1,0 +1,108 @@
+"""What an engine is: its versions and the layout of its answers, found by asking it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fa_rollout.client import control
+from fa_rollout.client.completion import Completion
+from fa_rollout.client.decode import decode_reply
+from fa_rollout.client.engine import Engine, HttpFailure
+from fa_rollout.client.errors import ControlFailed, ControlRefused, EngineUnavailable, InvalidReply
+from fa_rollout.client.request import generate_body
+
+T = TypeVar("T")
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a probe found."""
+
+    url: str
+    version_label: str | None
+    has_spans: bool
+    """The engine tells which tokens were sampled by which version."""
+    model_path: str | None
+    server_version: str | None
+    vocab_size: int | None
+    """None where the model's folder cannot be read here."""
+
+
+async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
+    """Ask for the model and the server, and for one token.
+
+    Raises:
+        ControlFailed: it does not answer.
+        InvalidReply: its answer has not what is needed.
+    """
+    model = await control.model_info(engine)
+    server = await _server_info(engine)
+    reply = await _one_token(engine, rid, limit_s)
+    return EngineInfo(
+        url=engine.url,
+        version_label=_text(model.get("weight_version")),
+        has_spans=reply.has_spans,
+        model_path=_text(model.get("model_path")),
+        server_version=_text(server.get("version")),
+        vocab_size=_vocab_size(model.get("model_path")),
+    )
+
+
+async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str) -> T:
+    """Try again until the deadline (time.monotonic()): an engine may still be loading its model.
+
+    Raises:
+        EngineUnavailable: names the last error.
+    """
+    while True:
+        try:
+            return await work()
+        except InvalidReply as error:
+            raise EngineUnavailable(f"{url}: {error}") from error
+        except ControlFailed as error:
+            if time.monotonic() + _RETRY_S > deadline:
+                raise EngineUnavailable(f"{url}: {error}") from error
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _one_token(engine: Engine, rid: str, limit_s: float) -> Completion:
+    sampling = {"max_new_tokens": 1, "ignore_eos": True}
+    body = generate_body(rid, [1], sampling, stream=False, options={})
+    wish = f"{engine.url} must answer a request of one token"
+    try:
+        async with asyncio.timeout(limit_s):
+            reply = decode_reply(await engine.generate(body, None, None), engine=engine.url)
+    except HttpFailure as error:
+        raise ControlFailed(f"{wish}, found {error}") from error
+    except TimeoutError as error:
+        raise ControlFailed(f"{wish}, found silence for {limit_s:g} s; is it paused?") from error
+    if len(reply.output_ids) != 1:
+        raise ControlFailed(f"{wish}, found {len(reply.output_ids)} tokens and finish {reply.finish!r}")
+    return reply
+
+
+async def _server_info(engine: Engine) -> dict[str, Any]:
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            return await engine.call("GET", path)
+        except ControlRefused:
+            continue
+    return {}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _vocab_size(model_path: Any) -> int | None:
+    try:
+        config = json.loads((Path(str(model_path)) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) else None
