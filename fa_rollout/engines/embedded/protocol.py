@@ -91,6 +91,8 @@ def parse_generate(body: bytes, limits: ModelLimits, tokenizer: Tokenizer | None
             raise RequestRefused(f"{name} is not supported by the embedded engine; leave it out.")
     prompts, is_batch = _prompts(call, tokenizer)
     params = _spread(call.sampling_params or SamplingParams(), len(prompts), "sampling_params")
+    for entry in params:
+        entry.verify(vocab_size=limits.vocab_size)
     num_samples = params[0].n
     if any(entry.n != num_samples for entry in params):
         raise RequestRefused("n must be the same for all sampling params of a batch.")
@@ -224,7 +226,6 @@ def _check_prompt(prompt_ids: Sequence[int], params: SamplingParams, limits: Mod
 def _request(
     rid: str, prompt_ids: list[int], params: SamplingParams, limits: ModelLimits, tokenizer: Tokenizer | None
 ) -> Request:
-    params.verify(vocab_size=limits.vocab_size)
     stop_ids = limits.eos_ids | frozenset(params.stop_token_ids or ())
     stop_strings = None
     if params.stop_strings:

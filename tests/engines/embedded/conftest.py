@@ -1,0 +1,53 @@
+"""One model, its transformers reference, and one engine process for all tests of the embedded engine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from embedded_client import make_model
+from transformers import AutoModelForCausalLM
+
+from fa_rollout.engines.embedded.launch import EmbeddedEngine
+
+
+def load_reference(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same architecture with other weights."""
+    return make_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Path) -> Any:
+    return load_reference(model_folder)
+
+
+@pytest.fixture(scope="session")
+def other_reference(other_folder: Path) -> Any:
+    return load_reference(other_folder)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(model_folder: Path) -> Iterator[EmbeddedEngine]:
+    """For tests that leave weights, pause and version as they are."""
+    with EmbeddedEngine.start(model_folder) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def module_engine(model_folder: Path) -> Iterator[EmbeddedEngine]:
+    """For tests that change weights; `fresh_engine` puts them back."""
+    with EmbeddedEngine.start(model_folder) as engine:
+        yield engine

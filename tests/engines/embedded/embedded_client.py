@@ -1,0 +1,81 @@
+"""A client for tests: SGLang's protocol over one aiohttp session."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+
+from fa_rollout.engines.tiny_model import write_tiny_model
+
+CHARACTERS = "0123456789+-*= abcdefgh"
+VOCAB_SIZE = 3 + len(CHARACTERS)
+
+
+def make_model(folder: Path, *, seed: int = 0, context: int = 4096) -> Path:
+    """A model whose next-token distributions differ clearly from uniform, with grouped key-value heads."""
+    return write_tiny_model(
+        folder, characters=CHARACTERS, seed=seed, context=context, key_value_heads=2, std=0.15
+    )
+
+
+def reference_logprobs(
+    model: Any, prompt: list[int], output: list[int], temperature: float = 1.0
+) -> list[float]:
+    """Log-probs of `output` after `prompt` by one forward pass of transformers' own model."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0].float() / temperature
+    logprobs = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    return logprobs.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+
+
+def output_logprobs(reply: dict[str, Any]) -> list[float]:
+    items = reply["meta_info"]["output_token_logprobs"]
+    assert [item[1] for item in items] == reply["output_ids"]
+    return [item[0] for item in items]
+
+
+class Client:
+    """Calls on one engine."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session = session
+        self.url = url
+
+    async def call(self, path: str, body: Any = None) -> tuple[int, Any]:
+        method = "GET" if body is None else "POST"
+        async with self.session.request(method, self.url + path, json=body) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    async def generate(self, **body: Any) -> Any:
+        status, reply = await self.call("/generate", body)
+        assert status == 200, reply
+        return reply
+
+    async def stream(self, **body: Any) -> AsyncIterator[dict[str, Any]]:
+        body["stream"] = True
+        async with self.session.post(self.url + "/generate", json=body) as response:
+            assert response.status == 200
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[len(b"data: ") :])
+
+    async def post(self, path: str, **body: Any) -> Any:
+        status, reply = await self.call(path, body)
+        assert status == 200, reply
+        return reply
+
+    async def statistics(self) -> dict[str, Any]:
+        _, info = await self.call("/server_info")
+        return info["internal_states"][0]
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncIterator[Client]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 22) as session:
+        yield Client(session, url)
