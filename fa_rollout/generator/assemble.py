@@ -230,4 +230,4 @@ def _encode(value: Any, field: str) -> bytes:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise NotImplementedError(f"found a {type(value).__name__}")
+    raise TypeError(f"found a {type(value).__name__}")

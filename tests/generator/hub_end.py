@@ -1,4 +1,4 @@
-"""The hub's end of a real generator process: channel, ring table and reader, driven step by step by a test."""
+"""The hub's end of a real generator process: channel, ring table and reader, driven by a test."""
 
 import json
 import os

@@ -1,8 +1,5 @@
 """Rewards, filters and generate functions as a user would write them."""
 
-import asyncio
-import time
-
 from fa_rollout.sample import Sample
 
 
