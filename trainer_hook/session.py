@@ -81,8 +81,9 @@ class Session:
             request, timeout_s=timeout_s, waits_for=f"{self.name} waits for {waits_for}"
         )
 
-    def ask_value(self, kind: Any, *, timeout_s: float = REPLY_TIMEOUT_S, **fields: Any) -> Any:
-        """A whole call: the value of the hub's `Reply`."""
+    def ask_value(self, kind: Any, *, timeout_s: float | None = None, **fields: Any) -> Any:
+        """A whole call: the value of the hub's `Reply`, which comes at once by default."""
+        timeout_s = REPLY_TIMEOUT_S if timeout_s is None else timeout_s
         with self.call():
             reply = self.ask(kind, waits_for=f"its answer to {kind.__name__}", timeout_s=timeout_s, **fields)
             assert isinstance(reply, m.Reply)

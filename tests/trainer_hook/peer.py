@@ -5,9 +5,13 @@ does then is the test's script: a function that receives and sends messages at t
 its own. Run as a program, this file is a hub in a process of its own, for tests that stop or kill it.
 """
 
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -250,3 +254,64 @@ def accept(listener: Any) -> Channel:
         else:
             return channel
     raise TimeoutError("no rank connected")
+
+
+# --- a hub in a process of its own ----------------------------------------------------------------------
+
+
+@contextmanager
+def hub_process(directory: Path, how: str) -> Iterator[tuple[dict[str, str], "subprocess.Popen[bytes]"]]:
+    """A hub that behaves as `HABITS[how]`: arguments for `attach`, and its process."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(directory / "hub"), how], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().decode().strip()
+        yield {"address": address, "run": RUN, "token": TOKEN}, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _serve_and_wait(line: Line) -> None:
+    completions = [Completion(prompt=[1, 2], response=[3, 4, 5])]
+    while True:
+        message = m.decode(line.channel.receive(60))
+        if isinstance(message, m.Next):
+            line.send(batch(message, [line.ring.write(message.step, completions)], [[Part(0, 0)]]))
+        elif isinstance(message, m.Goodbye):
+            return
+
+
+def _never_answer(line: Line) -> None:
+    line.receive(m.Next, timeout_s=60)
+    time.sleep(60)
+
+
+def _never_answer_and_leave_a_child(line: Line) -> None:
+    """The child holds the rank's socket open, as a forked worker of the hub would."""
+    if os.fork() == 0:
+        time.sleep(4)
+        os._exit(0)
+    _never_answer(line)
+
+
+HABITS = {
+    "serve": _serve_and_wait,
+    "never-answer": _never_answer,
+    "never-answer-and-leave-a-child": _never_answer_and_leave_a_child,
+}
+
+
+def main(directory: str, how: str) -> None:
+    with listen(directory) as listener:
+        print(listener.address, flush=True)
+        with accept(listener) as channel:
+            line = Line(channel, Ring())
+            line.let_in()
+            HABITS[how](line)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
