@@ -14,29 +14,17 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout
 from shm.fork import disarm_in_children
 from shm.frames import MAX_MESSAGE_BYTES, Inbox, Outbox
 from shm.liveness import peer_credentials, peer_pidfd
+from shm.statistics import ChannelStatistics
 
 _CHUNK_BYTES = 64 << 10
 _READ_LIMIT_BYTES = 4 << 20
 """Taken in by one `read_ready`, so that one talkative peer does not starve a loop."""
 _INT_BYTES = array.array("i").itemsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelStatistics:
-    """Figures of a `Channel`."""
-
-    num_sent: int
-    num_received: int
-    sent_bytes: int
-    received_bytes: int
-    num_queued: int
-    queued_bytes: int
 
 
 class Channel:
@@ -50,7 +38,7 @@ class Channel:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         sock.setblocking(False)
-        self._sock: socket.socket = sock
+        self._sock = sock
         self._max_fds = max_fds
         """Descriptors that the first message may bring; 0: the kernel drops any that come."""
         self._fds: list[int] = []
@@ -75,7 +63,7 @@ class Channel:
         try:
             self.peer_pidfd = peer_pidfd(self._sock)
         except ProcessLookupError:
-            self._broken = True  # what it sent is still read, the end of the stream follows
+            self.peer_ended()
 
     # --- sending ------------------------------------------------------------------------------------
 
@@ -110,8 +98,11 @@ class Channel:
     def _send(self, buffers: Sequence[bytes | memoryview], fds: Sequence[int]) -> int:
         if fds:
             packed = array.array("i", fds)
-            return self._sock.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
-        return self._sock.send(buffers[0]) if len(buffers) == 1 else self._sock.sendmsg(buffers)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)
+            return self._sock.sendmsg(buffers, [rights], socket.MSG_NOSIGNAL)
+        if len(buffers) == 1:
+            return self._sock.send(buffers[0], socket.MSG_NOSIGNAL)
+        return self._sock.sendmsg(buffers, (), socket.MSG_NOSIGNAL)
 
     def send(
         self, payload: bytes, *, urgent: bool = False, fds: Sequence[int] = (), timeout_s: float = 60.0

@@ -59,6 +59,8 @@ def peer_pidfd(sock: socket.socket) -> int | None:
     """
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except ProcessLookupError:
+        raise
     except OSError:
         pid, _ = peer_credentials(sock)  # before Linux 6.5
         return open_pidfd(pid) if pid > 0 else None

@@ -8,7 +8,6 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,12 @@ from shm.errors import DescriptorRefused, LeaseError
 from shm.fork import disarm_in_children
 from shm.layout import ALIGNMENT, COLUMN_BYTES, GUARD, HEADER, MAGIC
 from shm.segment import ByteArray, Segment
+from shm.statistics import ReaderStatistics
 from shm.words import Descriptor
 
 AnyArray = npt.NDArray[Any]
 Release = Callable[[int], object]
 """Called with the record's sequence; possibly in any thread, so it should only append to a deque or a set."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderStatistics:
-    """Figures of a `RingReader`."""
-
-    num_opened: int
-    num_refused: int
-    opened_bytes: int
-    num_watched: int
-    """Records of this process whose release is still to come."""
 
 
 class _Anchor(weakref.ref[ByteArray]):

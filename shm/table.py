@@ -13,30 +13,8 @@ from dataclasses import dataclass
 
 from shm.errors import DescriptorRefused, LeaseError
 from shm.layout import ALIGNMENT, HEADER
+from shm.statistics import TableStatistics
 from shm.words import Descriptor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStatistics:
-    """Figures of a `RingTable`; bytes are of the ring."""
-
-    size_bytes: int
-    tail: int
-    head: int
-    """End of the highest record, or the lowest claim that may be open above it."""
-    num_live: int
-    """Records that are not free yet."""
-    num_leases: int
-    live_bytes: int
-    span_bytes: int
-    """From tail to head: what the writer cannot claim, free or not."""
-    watermark_bytes: int
-    """Largest span so far."""
-    num_admitted: int
-    num_refused: int
-    num_freed: int
-    oldest_lease_s: float
-    """Age of the oldest lease; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +143,7 @@ class RingTable:
 
         Only after the last one is provably gone and what it sent was admitted: its open claims become holes.
         """
-        # SYNC POINT writer-replaced: waitpid came before, so no store of the last life can follow.
+        # SYNC POINT writer-replaced: waitpid came before, no store can follow (pairs with record-written).
         self.incarnation += 1
         self._lowest_open = self._head
         self._move_tail()

@@ -7,7 +7,6 @@ head is given out twice; committed bytes are never touched again.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,30 +18,10 @@ from shm.errors import LeaseError, RecordTooLarge, RingFull, ShmError
 from shm.fork import disarm_in_children
 from shm.layout import ALIGNMENT, Field, Plan
 from shm.segment import Segment
+from shm.statistics import WriterStatistics
 from shm.words import Descriptor
 
 AnyArray = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterStatistics:
-    """Figures of a `RingWriter`; bytes are of the ring."""
-
-    size_bytes: int
-    head: int
-    tail: int
-    lowest_open: int
-    num_open: int
-    num_committed: int
-    num_aborted: int
-    num_full: int
-    """Claims that found no room."""
-    committed_bytes: int
-    padding_bytes: int
-    """Lost before the ring's end so far, since records never wrap."""
-    claimable_bytes: int
-    watermark_bytes: int
-    """Largest span from tail to head so far."""
 
 
 class Claim:
