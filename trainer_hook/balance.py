@@ -29,8 +29,6 @@ class SampleSize:
     """Prompt and response: what a forward pass costs."""
     loss_tokens: int = 0
     """Tokens in the loss; among samples of one length these are spread evenly too."""
-    mask_before: int = 0
-    """Handed on to the sample's `Part`."""
 
 
 _Bin = list[SampleSize]
@@ -58,19 +56,6 @@ def split(
     bins = _into_bins(ordered, num_ranks, max_tokens_per_micro_batch)
     return [
         [_as_parts(a_bin, rank_bins) for a_bin in rank_bins] for rank_bins in _over_ranks(bins, num_ranks)
-    ]
-
-
-def localize(micro_batches: Sequence[Sequence[Part]]) -> tuple[list[int], list[list[Part]]]:
-    """One rank's micro-batches with records counted by the rank: the step's records it needs, and the parts.
-
-    The first list holds indices into the step's records, in rising order; the parts index that list.
-    """
-    records = sorted({part.record for parts in micro_batches for part in parts})
-    local = {record: index for index, record in enumerate(records)}
-    return records, [
-        [Part(local[part.record], part.member, part.filler, part.mask_before) for part in parts]
-        for parts in micro_batches
     ]
 
 
@@ -144,6 +129,6 @@ def _over_ranks(bins: list[_Bin], num_ranks: int) -> list[list[_Bin]]:
 
 def _as_parts(a_bin: _Bin, rank_bins: list[_Bin]) -> list[Part]:
     if a_bin:
-        return [Part(sample.record, sample.member, False, sample.mask_before) for sample in a_bin]
+        return [Part(sample.record, sample.member) for sample in a_bin]
     shortest = min((sample for other in rank_bins for sample in other), key=lambda sample: sample.num_tokens)
     return [Part(shortest.record, shortest.member, True)]

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_hook.balance import SampleSize, localize, split
+from trainer_hook.balance import SampleSize, split
 from trainer_hook.errors import UnsplittableBatch
-from trainer_hook.messages import Part
 
 
 def sizes(lengths: list[int]) -> list[SampleSize]:
@@ -94,18 +93,3 @@ def test_micro_batches_of_one_index_are_alike_on_all_ranks() -> None:
     ranks = split(samples, num_ranks=2, max_tokens_per_micro_batch=400)
     heights = [[sum(tokens[p.record, p.member] for p in parts) for parts in rank] for rank in ranks]
     assert all(abs(first - second) <= 110 for first, second in zip(*heights, strict=True))
-
-
-def test_the_stale_mask_of_a_sample_travels_with_its_part() -> None:
-    samples = [
-        SampleSize(record=0, member=0, num_tokens=9, mask_before=5),
-        SampleSize(record=0, member=1, num_tokens=8),
-    ]
-    parts = [part for rank in split(samples, num_ranks=2) for parts in rank for part in parts]
-    assert {part.member: part.mask_before for part in parts} == {0: 5, 1: 0}
-
-
-def test_localize_counts_records_by_rank() -> None:
-    records, micro_batches = localize([[Part(7, 0), Part(3, 1)], [Part(7, 0, True)]])
-    assert records == [3, 7]
-    assert micro_batches == [[Part(1, 0), Part(0, 1)], [Part(1, 0, True)]]
