@@ -16,7 +16,6 @@ from glob import glob
 from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import proxy_bypass_environment
 
 from fa_rollout.config import Config
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
@@ -101,7 +100,7 @@ def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[F
     """Requests go to the engines directly: a proxy that is set for them is not used."""
     proxy = next((name for name in _PROXY_VARIABLES if environment.get(name)), None)
     hosts = [urlsplit(url).hostname or url for url in urls]
-    beyond = [host for host in hosts if not _is_local(host) and not proxy_bypass_environment(host)]
+    beyond = [host for host in hosts if not _is_local(host) and not _is_bypassed(host, environment)]
     if proxy is None or not beyond:
         return []
     return [
@@ -191,6 +190,13 @@ def _model_error(key: str, folder: str, file: str) -> Finding:
         text=f"{key} = {folder!r} must be a folder that holds {file}, and it does not",
         fix="give the folder that the model was saved to",
     )
+
+
+def _is_bypassed(host: str, environment: Mapping[str, str]) -> bool:
+    """By the common reading of no_proxy: names and their subdomains, `*` for all."""
+    names = (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",")
+    suffixes = [name.strip().lstrip("*.") for name in names if name.strip()]
+    return "*" in names or any(host == name or host.endswith(f".{name}") for name in suffixes)
 
 
 def _is_local(host: str) -> bool:

@@ -58,13 +58,15 @@ def test_too_few_descriptors_for_the_concurrency() -> None:
         (["http://gpu7:1"], {}, 0),
         (["http://gpu7:1"], {"http_proxy": "http://p:1"}, 1),
         (["http://gpu7:1"], {"ALL_PROXY": "http://p:1"}, 1),
+        (["http://gpu7:1"], {"http_proxy": "http://p:1", "no_proxy": "other, gpu7"}, 0),
+        (["http://gpu7.lan:1"], {"http_proxy": "http://p:1", "NO_PROXY": ".lan"}, 0),
+        (["http://gpu7:1"], {"http_proxy": "http://p:1", "no_proxy": "*"}, 0),
+        (["http://gpu7:1"], {"http_proxy": "http://p:1", "no_proxy": "pu7"}, 1),
     ],
 )
 def test_a_proxy_that_would_be_bypassed_is_told(
-    urls: list[str], environment: dict[str, str], num_findings: int, monkeypatch: pytest.MonkeyPatch
+    urls: list[str], environment: dict[str, str], num_findings: int
 ) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
     assert len(check_proxies(urls, environment)) == num_findings
 
 

@@ -251,12 +251,13 @@ class _Launch:
     # --- end --------------------------------------------------------------------------------------------
 
     def _plan(self, cause: Cause) -> Ending:
-        books = self._books
+        books, hub = self._books, self._hub
+        hub_code = None if hub is None else hub.exit_code
         return ending(
             cause,
             grace_s=self._config.run.grace_s,
             trainer_code=None if self._trainer is None else self._trainer.exit_code,
-            hub_code=books.exit_code if books is not None else self._hub and self._hub.exit_code,
+            hub_code=hub_code if books is None else books.exit_code,
             hub_text="" if books is None else books.text,
             signum=self._signals.received[0] if self._signals.received else 0,
             engine_text=(self._engine and self._engine.obituary) or "",
@@ -269,9 +270,10 @@ class _Launch:
         started = time.monotonic()
 
         def wait(child: Child, until_s: float) -> bool:
-            deadline = started + until_s
-            hurry = lambda: len(self._signals.received) > num_signals  # noqa: E731
-            self._wait(lambda: child.exit_code is not None or hurry(), deadline)
+            def is_over() -> bool:
+                return child.exit_code is not None or len(self._signals.received) > num_signals
+
+            self._wait(is_over, started + until_s)
             return child.exit_code is not None
 
         total_s = plan.patience_s + plan.grace_s

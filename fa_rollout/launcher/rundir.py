@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "fa_rollout-"
 _PATTERN = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{32}")
-_LONGEST_SOCKET_PATH = 107
-_SOCKET_NAME_ROOM = 32
 
 
 class RunDirectoryError(FaRolloutError, OSError):
@@ -81,25 +79,14 @@ class RunDirectory:
 
 
 def _base() -> Path:
-    """$XDG_RUNTIME_DIR where it is private and short enough for a socket, else the temporary folder."""
+    """$XDG_RUNTIME_DIR where it is private, else the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with contextlib.suppress(OSError):
             status = os.stat(runtime)
-            is_private = stat.S_IMODE(status.st_mode) == 0o700 and status.st_uid == os.getuid()
-            if is_private and _fits(Path(runtime)):
+            if stat.S_IMODE(status.st_mode) == 0o700 and status.st_uid == os.getuid():
                 return Path(runtime)
-    base = Path(tempfile.gettempdir())
-    if not _fits(base):
-        raise RunDirectoryError(
-            f"the path of a socket may have {_LONGEST_SOCKET_PATH} bytes, and {base} is too long for that; "
-            "point TMPDIR at a shorter one"
-        )
-    return base
-
-
-def _fits(base: Path) -> bool:
-    return len(os.fsencode(base)) + 1 + len(_PREFIX) + 32 + _SOCKET_NAME_ROOM <= _LONGEST_SOCKET_PATH
+    return Path(tempfile.gettempdir())
 
 
 def _take_lock(folder: Path, *, create: bool = True) -> int | None:

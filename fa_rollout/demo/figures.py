@@ -1,0 +1,59 @@
+"""What the demo's trainer tells of each step: one JSON line, written by rank 0, read by the view.
+
+In: figures of a step. Out: the same. Invariant: a line is read only when it is whole.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step."""
+
+    step: int
+    reward: float
+    """Mean over all samples of the step."""
+    entropy: float
+    """Of the policy, in nats per token."""
+    staleness: int
+    """Version that trains the step minus the oldest version among its tokens."""
+    idle: float
+    """Share of time since the first batch that the trainer waited for data."""
+    tokens_per_s: float
+    """Generated, as the generator counts."""
+    ring_fill: float
+    """Share of the ring between tail and head."""
+    example: str
+    """One prompt and what became of it."""
+
+
+class FiguresLog:
+    """Appends lines; use it on one rank."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, figures: StepFigures) -> None:
+        self._file.write(msgspec.json.encode(figures) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FiguresReader:
+    """Reads what was appended since the last call; the file may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def read(self) -> list[StepFigures]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [msgspec.json.decode(line, type=StepFigures) for line in whole.splitlines()]

@@ -1,0 +1,116 @@
+"""`fa-rollout-proc demo`: make a small run, watch it, and say what became of every prompt.
+
+In: the command line's choices. Out: an exit code, and a folder with model, data, configuration, logs, figures
+and the reward curve. Invariant: what is printed at the end is counted by the hub, not by the demo.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fa_rollout.cli import is_fit
+from fa_rollout.config import ConfigError, load
+from fa_rollout.demo.curve import draw, sparkline
+from fa_rollout.demo.plan import Plan, prepare
+from fa_rollout.demo.view import View, cells
+from fa_rollout.launcher.ending import EXIT_REFUSED
+from fa_rollout.launcher.launch import Ended, Seat, launch
+
+_SETTLED = ("trained", "filtered", "failed", "dropped")
+_AVERAGED_OVER = 10
+_LOG_LINES = 25
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run the demo; the exit code is the run's."""
+    console = Console(stderr=False)
+    folder = Path(options.output or f"out/demo-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    plan = prepare(
+        folder,
+        model=options.model,
+        seed=options.seed,
+        num_steps=options.steps,
+        staleness=options.staleness,
+        url=_url(options.engine),
+    )
+    _calm_environment()
+    config = load(plan.config)
+    if not is_fit(config, plan.command):
+        return EXIT_REFUSED
+    console.print(f"[bold]{plan.title}[/bold]; everything is in {plan.folder}", soft_wrap=True)
+    with View(plan.figures, plan.num_steps, console) as view:
+        ended = launch(config, plan.command, seat=Seat(say=view.say, tick=view.tick, logs=plan.logs))
+    _conclude(console, plan, view, ended)
+    return ended.exit_code
+
+
+def _url(engine: str) -> str | None:
+    if engine == "embedded":
+        return None
+    kind, _, url = engine.partition(":")
+    if kind != "sglang" or not url.startswith("http"):
+        raise ConfigError(f"--engine must be embedded or sglang:URL, such as sglang:http://127.0.0.1:30000, "
+                          f"found {engine!r}")  # fmt: skip
+    return url
+
+
+def _calm_environment() -> None:
+    """For children: two ranks on two cores, and nothing beyond this machine."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _conclude(console: Console, plan: Plan, view: View, ended: Ended) -> None:
+    if view.steps:
+        console.print(_table(view))
+        rewards = [figures.reward for figures in view.steps]
+        curve = plan.folder / "curve.png"
+        draw(rewards, [figures.staleness for figures in view.steps], curve, title=plan.title)
+        first, last = rewards[:_AVERAGED_OVER], rewards[-_AVERAGED_OVER:]
+        console.print(
+            f"reward {sum(first) / len(first):.2f} -> {sum(last) / len(last):.2f} in {len(rewards)} steps, "
+            f"{view.elapsed_s:.0f} s  {sparkline(rewards, width=40)}\ncurve: {curve}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    if ended.counts is not None:
+        console.print(statement(ended.counts), soft_wrap=True, highlight=False)
+    if ended.exit_code:
+        _show_log(console, plan)
+
+
+def statement(counts: dict[str, int]) -> str:
+    """Where every prompt that was taken is, and whether that is all of them."""
+    settled = ", ".join(f"{counts[name]} {name}" for name in _SETTLED)
+    accounted = sum(counts[name] for name in (*_SETTLED, "returned"))
+    verdict = (
+        "nothing was lost" if accounted == counts["taken"] else f"{counts['taken'] - accounted} ARE MISSING"
+    )
+    return f"{counts['taken']} prompts taken = {settled}, {counts['returned']} back in the data: {verdict}"
+
+
+def _table(view: View) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "reward", "tokens/s", "trainer idle", "staleness", "ring fill"):
+        table.add_column(name, justify="right", min_width=12)
+    table.add_column("sample", no_wrap=True, overflow="ellipsis")
+    num_rows = min(10, len(view.steps))
+    for row in range(num_rows):
+        figures = view.steps[(row + 1) * len(view.steps) // num_rows - 1]
+        table.add_row(*cells(figures), figures.example)
+    return table
+
+
+def _show_log(console: Console, plan: Plan) -> None:
+    """The last lines of the trainer, which fails most often; the others are named."""
+    log = plan.logs / "trainer.log"
+    if log.is_file():
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        console.print("\n".join(lines), markup=False, highlight=False, style="dim")
+    console.print(f"logs: {plan.logs}", soft_wrap=True)

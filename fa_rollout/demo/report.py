@@ -1,0 +1,64 @@
+"""The demo trainer's figures of a step, gathered from the batch and the hook.
+
+In: a batch, then the hook after its update. Out: a line of `figures`. Invariant: ranks other than the first
+write nothing and ask nothing.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tokenizers import Tokenizer
+
+from fa_rollout.demo.figures import FiguresLog, StepFigures
+from trainer_hook import TrainerHook
+from trainer_hook.batch import Batch
+
+
+class Reporter:
+    """Writes figures to `path`; does nothing without one."""
+
+    def __init__(self, path: Path | None, model: Path) -> None:
+        self._log = None if path is None else FiguresLog(path)
+        self._tokenizer = None if path is None else Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._seen: tuple[int, float, int, str] = (0, 0.0, 0, "")
+
+    def look(self, batch: Batch) -> None:
+        """Inside the batch's block: what is gone after it."""
+        if self._tokenizer is None:
+            return
+        sample = batch.samples[0]
+        prompt = sample.tokens[: sample.prompt_length].tolist()
+        answer = self._tokenizer.decode(sample.response_tokens.tolist())
+        example = f"{self._tokenizer.decode(prompt)} {answer}".replace("\n", " ")
+        self._seen = (batch.step, batch.reward_mean, batch.staleness, example)
+
+    def write(self, hook: TrainerHook, entropy: float) -> None:
+        """After the update of the same step."""
+        if self._log is None:
+            return
+        step, reward, staleness, example = self._seen
+        statistics = hook.statistics()
+        waited_s = statistics.wait_s - statistics.first_wait_s
+        ring = statistics.hub["ring"]
+        self._log.write(
+            StepFigures(
+                step=step,
+                reward=reward,
+                entropy=entropy,
+                staleness=staleness,
+                idle=waited_s / max(1e-9, waited_s + statistics.train_s),
+                tokens_per_s=statistics.hub["generator"].get("tokens_per_s", 0.0),
+                ring_fill=ring["span_bytes"] / ring["bytes"],
+                example=example,
+            )
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._log is not None:
+            self._log.close()

@@ -1,0 +1,244 @@
+"""A run's processes: codes, signals and deaths, each through the real command with the real hub.
+
+The engine of these runs does not exist: what is watched here ends before anybody needs it.
+"""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fa_rollout.engines.tiny_model import write_tiny_model
+
+DEADLINE_S = 30.0
+# Tells that it runs, then waits; `hold` ignores SIGTERM.
+PATIENT = "touch $OUT/up; exec sleep 60"
+STUBBORN = "trap '' TERM; touch $OUT/up; while :; do sleep 0.1; done"
+
+
+class Launch:
+    """A launcher in a process of its own, and everything below it."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.folder = folder
+        base = folder / "tmp"
+        base.mkdir()
+        self.base = base
+        words = ["run", str(folder / "run.toml"), *(["--", *command] if command else [])]
+        with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fa_rollout.cli", *words],
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "TMPDIR": str(base), "XDG_RUNTIME_DIR": "", "OUT": str(folder)},
+                start_new_session=True,
+            )
+        self.seen: dict[int, psutil.Process] = {}
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    def look(self) -> None:
+        """Remember who is below the launcher now."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self.seen |= {process.pid: process for process in found}
+
+    def until(self, condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.stderr
+            assert self.process.poll() is None or condition(), self.stderr
+            self.look()
+            time.sleep(0.02)
+
+    def up(self) -> "Launch":
+        """Wait for the trainer."""
+        self.until(lambda: (self.folder / "up").exists())
+        self.look()
+        return self
+
+    def child(self, word: str) -> psutil.Process:
+        """The process below the launcher whose command line has this word."""
+        self.look()
+        (found,) = [p for p in self.seen.values() if p.is_running() and word in p.cmdline()]
+        return found
+
+    def end(self, timeout_s: float = DEADLINE_S) -> int:
+        """The exit code; whatever was seen below the launcher must be gone, and its folder with it."""
+        self.until(lambda: self.process.poll() is not None, timeout_s)
+        self.all_gone()
+        return self.process.wait()
+
+    def all_gone(self, timeout_s: float = 5.0) -> None:
+        def left() -> list[psutil.Process]:
+            return [p for p in self.seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+        deadline = time.monotonic() + timeout_s
+        while left() or list(self.base.glob("fa_rollout-*")):
+            assert time.monotonic() < deadline, (left(), list(self.base.iterdir()), self.stderr)
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
+    write_tiny_model(tmp_path / "model", characters="0123456789=")
+    (tmp_path / "run.toml").write_text(f"""
+[data]
+path = "{tmp_path}/data.jsonl"
+[rollout]
+num_steps = 1
+groups_per_step = 1
+samples_per_group = 1
+[reward]
+function = "fa_rollout.demo.task:sorting_reward"
+[engine]
+urls = ["http://127.0.0.1:9"]
+tokenizer = "{tmp_path}/model"
+[ring]
+bytes = "1MiB"
+[run]
+grace_s = 3
+""")
+    launches: list[Launch] = []
+
+    def start(*command: str) -> Launch:
+        launches.append(Launch(tmp_path, *command))
+        return launches[-1]
+
+    yield start
+    for launch in launches:
+        launch.process.kill()
+        launch.process.wait()
+        for process in launch.seen.values():
+            if process.is_running():
+                process.kill()
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_the_trainers_code_is_the_runs(start: Callable[..., Launch], script: str, code: int) -> None:
+    assert start("sh", "-c", script).end() == code
+
+
+def test_the_trainer_finds_a_private_socket_by_its_environment(start: Callable[..., Launch]) -> None:
+    script = 'echo "$FA_ROLLOUT_ADDRESS $FA_ROLLOUT_RUN $FA_ROLLOUT_TOKEN"; exec sleep 60'
+    launch = start("sh", "-c", script)
+    launch.until(lambda: launch.stdout.endswith("\n"))
+    address, run, token = launch.stdout.split()
+    assert stat.S_ISSOCK(Path(address).stat().st_mode)
+    assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
+    assert Path(address).parent.parent == launch.base
+    assert len(run) >= 16
+    assert len(token) == 64
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end() == 130
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_one_signal_is_enough(start: Callable[..., Launch], signum: int, code: int) -> None:
+    launch = start("sh", "-c", PATIENT).up()
+    launch.process.send_signal(signum)
+    assert launch.end(timeout_s=10) == code
+    assert "Traceback" not in launch.stderr
+
+
+def test_an_interrupt_of_the_whole_group_is_one_interrupt(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", PATIENT).up()
+    os.killpg(launch.process.pid, signal.SIGINT)
+    assert launch.end(timeout_s=10) == 130
+    assert "Traceback" not in launch.stderr
+
+
+def test_an_interrupt_during_the_start_leaves_nothing(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", PATIENT)
+    launch.until(lambda: list(launch.base.glob("fa_rollout-*")))
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end(timeout_s=10) == 130
+
+
+def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", STUBBORN).up()
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.end(timeout_s=10) == 143
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., Launch], tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(config.read_text().replace("grace_s = 3", "grace_s = 600"))
+    launch = start("sh", "-c", STUBBORN).up()
+    launch.process.send_signal(signal.SIGINT)
+    launch.until(lambda: "SIGINT" in launch.stderr)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end(timeout_s=10) == 130
+
+
+def test_a_killed_hub_ends_the_trainer_with_one_clear_message(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", PATIENT).up()
+    launch.child("fa_rollout.hub").kill()
+    assert launch.end(timeout_s=5) == 70
+    assert launch.stderr.count("the hub died") == 1
+    assert "Traceback" not in launch.stderr
+
+
+def test_a_killed_launcher_takes_hub_and_generator_along(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", PATIENT).up()
+    trainer = launch.child("sleep")
+    launch.process.kill()
+    launch.process.wait()
+    launch.seen.pop(trainer.pid)
+    launch.all_gone()
+    trainer.kill()
+
+
+def test_ranks_of_a_killed_agent_go_with_the_run(start: Callable[..., Launch], tmp_path: Path) -> None:
+    agent = "import subprocess, time, pathlib\n"
+    agent += "subprocess.Popen(['sleep', '61'], start_new_session=True)\n"
+    agent += f"pathlib.Path({str(tmp_path)!r}, 'up').touch(); time.sleep(60)"
+    launch = start(sys.executable, "-c", agent).up()
+    launch.child("61")
+    launch.child(agent).kill()
+    assert launch.end(timeout_s=10) == 137
+
+
+def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., Launch]) -> None:
+    launch = start()
+    launch.until(lambda: "Ctrl-C" in launch.stdout)
+    for name in ("ADDRESS", "RUN", "TOKEN"):
+        assert f"export FA_ROLLOUT_{name}=" in launch.stdout
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end(timeout_s=10) == 130
+
+
+def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], tmp_path: Path) -> None:
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    (other_folder / "run.toml").write_text((tmp_path / "run.toml").read_text())
+    one, other = start(), Launch(other_folder)
+    try:
+        for launch in (one, other):
+            launch.until(lambda: "Ctrl-C" in launch.stdout)  # noqa: B023
+        values = [re.findall(r"FA_ROLLOUT_\w+=(\S+)", launch.stdout) for launch in (one, other)]
+        assert len(values[0]) == len(values[1]) == 3
+        assert not set(values[0]) & set(values[1])
+    finally:
+        for launch in (one, other):
+            launch.process.send_signal(signal.SIGINT)
+    assert one.end(timeout_s=10) == other.end(timeout_s=10) == 130
