@@ -126,10 +126,8 @@ def as_samples(result: Any, sample: Sample) -> list[Sample]:
     """
     samples = list(result) if isinstance(result, list | tuple) else [result]
     if not samples or not all(isinstance(item, Sample) for item in samples):
-        raise SampleRefused(
-            f"a custom generate must return a Sample or a list of them, found {result!r:.200}"
-        )
+        raise SampleRefused(f"samples: a custom generate must return a Sample or some, found {result!r:.200}")
     identity = (sample.group, sample.member, sample.attempt)
     if any((item.group, item.member, item.attempt) != identity for item in samples):
-        raise SampleRefused("a custom generate must return samples of the group and member that it was given")
+        raise SampleRefused("member: a custom generate must return samples of the execution it was given")
     return samples

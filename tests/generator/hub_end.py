@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from fa_rollout.engines.tiny_model import write_tiny_model
+from fa_rollout.engines.tiny_model import BOS_ID, write_tiny_model
 from shm.channel import Channel
 from shm.errors import ChannelClosed, ChannelTimeout
 from shm.ring import Descriptor, RingReader, RingTable
@@ -37,15 +37,25 @@ def write_model(folder: Path) -> Path:
     return write_tiny_model(folder / "model", characters=CHARACTERS, hidden=8, layers=1, heads=1)
 
 
-def write_prompts(path: Path, num_prompts: int = 20, **columns: Callable[[int], Any]) -> Path:
-    """Prompts of 24 characters, each another: longer than what makes a scripted sequence's key."""
+def write_prompts(path: Path, num_prompts: int = 20) -> Path:
+    """Prompts of 27 characters that differ from the start on: longer than what makes a scripted sequence's key."""
     rows = [
-        {"prompt": f"prompt number {i:04d} is it", "label": i}
+        {"prompt": f"{i:04d} is this prompts number", "label": i}
         | {key: make(i) for key, make in columns.items()}
         for i in range(num_prompts)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def text_ids(text: str) -> np.ndarray:
+    """Ids of a piece of text."""
+    return np.array([3 + CHARACTERS.index(character) for character in text], np.int32)
+
+
+def prompt_ids(index: int) -> np.ndarray:
+    """Ids of a prompt of `write_prompts`, the tokenizer's first token included."""
+    return np.concatenate([np.array([BOS_ID], np.int32), text_ids(f"{index:04d} is this prompts number")])
 
 
 def run_tree(folder: Path, url: str, **sections: dict[str, Any]) -> dict[str, Any]:

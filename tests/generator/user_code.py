@@ -1,7 +1,138 @@
 """Rewards, filters and generate functions as a user would write them."""
 
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from fa_rollout.generator.custom import GenerateContext
 from fa_rollout.sample import Sample
 
 
 def response_length(sample: Sample) -> float:
     return float(len(sample.response_ids))
+
+
+def fails_on_odd_prompts(sample: Sample) -> Any:
+    """Prompt 1 raises, 3 gives None, 5 NaN, 7 text; even ones are scored."""
+    match sample.prompt_index:
+        case 1:
+            raise ValueError("no verdict")
+        case 3:
+            return None
+        case 5:
+            return float("nan")
+        case 7:
+            return "1.0"
+        case _:
+            return 1.0
+
+
+def spinning_ranks(samples: list[Sample]) -> list[float]:
+    """Holds the interpreter for a second and a half."""
+    end_s = time.monotonic() + 1.5
+    while time.monotonic() < end_s:
+        pass
+    return [float(sample.member) for sample in samples]
+
+
+def never_ends(sample: Sample) -> float:
+    """Leaves its process id in a file, so that a test can see it gone."""
+    Path(os.environ["TEST_PIDS"], str(os.getpid())).touch()
+    time.sleep(600)
+    return 0.0
+
+
+def length_differs(samples: list[Sample]) -> bool:
+    """Only every third group passes."""
+    return samples[0].group % 3 == 0
+
+
+def raises(samples: list[Sample]) -> bool:
+    raise KeyError("a filter's own mistake")
+
+
+async def by_prompt(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Any:
+    """Each prompt has its own way of being sampled."""
+    functions = (
+        three_turns,
+        encodes_again,
+        two_branches,
+        raises_in_generate,
+        forgets_to_return,
+        without_room,
+    )
+    return await functions[sample.prompt_index](context, sample, sampling_params)
+
+
+async def three_turns(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Two tool calls between three turns of at most five tokens."""
+    params = sampling_params | {"max_new_tokens": 5}
+    for tool_output in ("tool a", "tool b", None):
+        turn = await context.generate(context.ids(sample), params)
+        context.append_turn(sample, turn)
+        if tool_output is not None:
+            context.append_tool(sample, context.encode(tool_output))
+    return sample
+
+
+async def encodes_again(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """The mistake: text of a turn goes back through the tokenizer."""
+    turn = await context.generate(sample.prompt_ids, sampling_params)
+    context.append_turn(sample, turn)
+    again = context.encode(str(sample.prompt) + context.decode(turn.output_ids) + " and")
+    context.append_turn(sample, await context.generate(again, sampling_params))
+    return sample
+
+
+async def two_branches(
+    context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]
+) -> list[Sample]:
+    """One execution, two training samples; only the last is scored by the reward function."""
+    other = Sample(
+        **{
+            name: getattr(sample, name)
+            for name in (
+                "group",
+                "member",
+                "attempt",
+                "epoch",
+                "prompt_index",
+                "prompt",
+                "label",
+                "prompt_ids",
+            )
+        },
+        metadata={"branch": "other"},
+    )
+    turns = await asyncio.gather(
+        *(context.generate(sample.prompt_ids, sampling_params | {"max_new_tokens": n}) for n in (3, 7))
+    )
+    for branch, turn in zip((other, sample), turns, strict=True):
+        context.append_turn(branch, turn)
+    return [other, sample]
+
+
+async def raises_in_generate(
+    context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]
+) -> Sample:
+    raise KeyError("the user's own mistake")
+
+
+async def forgets_to_return(
+    context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]
+) -> None:
+    context.append_turn(sample, await context.generate(sample.prompt_ids, sampling_params))
+
+
+async def without_room(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """A conversation whose budget is used up after the first turn."""
+    room = 10
+    while sample.finish_reason != "length":
+        turn = await context.generate(context.ids(sample), sampling_params | {"max_new_tokens": room})
+        context.append_turn(sample, turn)
+        room -= len(turn.output_ids)
+        context.append_tool(sample, context.encode("go on"))
+        room -= 5
+    return sample
