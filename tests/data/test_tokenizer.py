@@ -84,8 +84,8 @@ CONFIGS = {
     "described tokens": (
         "template",
         {
-            "bos_token": {"__type": "AddedToken", "content": "<s>", "special": True, "normalized": False},
-            "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True, "normalized": False},
+            "bos_token": {"__type": "AddedToken", "content": "<s>", "special": True},
+            "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True},
         },
     ),
     "no post-processor": (None, {"eos_token": "</s>"}),
@@ -187,7 +187,7 @@ def test_a_message_that_the_template_refuses_is_the_prompts_fault_and_names_the_
     ours = Tokenizer.load(folder_with(tmp_path, byte_level(), {"chat_template": CHATML}))
     with pytest.raises(PromptError, match="TemplateError: no banned"):
         ours.encode_prompt(row([{"role": "banned", "content": ""}]))
-    with pytest.raises(PromptError, match="UndefinedError.*role"):
+    with pytest.raises(PromptError, match=r"UndefinedError.*role"):
         ours.encode_prompt(row([{"content": "x"}]))
 
 

@@ -1,0 +1,74 @@
+"""Objects of the user's code by dotted path: `package.module.function` or `package.module:function`.
+
+The working directory is importable, as it is for `python -m`. Whatever goes wrong is a `ConfigError` that
+names the option, the path and the accepted form.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+from fa_rollout.config import ConfigError
+
+ACCEPTED = 'a dotted path such as "package.module.function" or "package.module:function"'
+
+
+def resolve(path: str, *, option: str) -> Any:
+    """The object that a dotted path names; `option` is the configuration's key, for messages.
+
+    Raises:
+        ConfigError: the path is malformed, its module cannot be imported, or it has no such attribute.
+    """
+    module_path, colon, attribute_path = path.partition(":")
+    names = module_path.split(".") + attribute_path.split(".") if colon else path.split(".")
+    if len(names) < 2 or not all(name.isidentifier() for name in names):
+        raise ConfigError(f"{option} must be {ACCEPTED}, found {path!r}")
+    if names[0] == "__main__":
+        raise ConfigError(
+            f"{option} must be importable from a fresh interpreter, and {path!r} lives in the script that "
+            f"was started; move it into a module of its own and give {ACCEPTED}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    num_module_names = len(module_path.split(".")) if colon else None
+    module, rest = _import(names, num_module_names, path, option)
+    found: Any = module
+    for name in rest:
+        if not hasattr(found, name):
+            raise ConfigError(_no_attribute(found, name, path, option))
+        found = getattr(found, name)
+    return found
+
+
+def _import(names: list[str], num: int | None, path: str, option: str) -> tuple[ModuleType, list[str]]:
+    """The longest prefix that is a module (of `num` names where the path says so), and the names after it."""
+    for length in [num] if num else range(len(names) - 1, 0, -1):
+        name = ".".join(names[:length])
+        try:
+            return importlib.import_module(name), names[length:]
+        except ModuleNotFoundError as error:
+            # Only the prefix itself may be missing; a module that it imports in turn is the user's fault.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise ConfigError(_broken(name, path, option)) from error
+        # A module of the user's: it can fail in any way while it is imported.
+        except (Exception, SystemExit) as error:
+            raise ConfigError(_broken(name, path, option)) from error
+    raise ConfigError(
+        f"{option} = {path!r} names no module that can be imported; it must be {ACCEPTED}, importable from "
+        f"{os.getcwd()} or from what is installed"
+    )
+
+
+def _broken(name: str, path: str, option: str) -> str:
+    return f"{option} = {path!r}: importing {name} failed\n{traceback.format_exc().rstrip()}"
+
+
+def _no_attribute(owner: Any, name: str, path: str, option: str) -> str:
+    where = getattr(owner, "__name__", type(owner).__name__)
+    near = difflib.get_close_matches(name, dir(owner), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it must be {ACCEPTED}"
+    return f"{option} = {path!r}: {where} has no attribute {name!r}; {hint}"

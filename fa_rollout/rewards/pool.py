@@ -1,0 +1,348 @@
+"""The pool of reward workers: items in, outcomes out, each item exactly once.
+
+Items wait in one queue, oldest first, and go to the worker with the least before it. A worker gets a few
+ahead so that it never idles; when its current item turns out slow, those it has not begun come back to the
+front of the queue. An item that runs beyond its time is ended with its worker. A worker that dies is
+replaced, with a back-off, and the item it was on is tried once more.
+
+| who waits        | for whom             | unblocked by                                                |
+|------------------|----------------------|-------------------------------------------------------------|
+| `score`          | the items' outcomes  | answers; timeouts; second death; `close`; the pool given up |
+| an item          | a worker with room   | an answer, an item taken back, a worker started             |
+| a worker's place | its back-off         | the supervisor's tick                                       |
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from fa_rollout.config import ConfigError
+from fa_rollout.rewards import wire
+from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.item import Ending, Item, Job, Place
+from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed, RewardOutcome
+from fa_rollout.rewards.process import WorkerProcess
+from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+from fa_rollout.sample import Sample
+from shm.errors import FaRolloutError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.02
+SLOW_S = 0.02
+"""An item that runs longer than this keeps no others waiting behind it."""
+MAX_WINDOW = 16
+START_TIMEOUT_S = 180.0
+CLOSE_S = 2.0
+MAX_DEATHS = 2
+"""Workers that may die on an item before it counts as failed."""
+MAX_FAILED_STARTS = 5
+MAX_BACKOFF_S = 5.0
+
+
+class RewardWorkersLost(FaRolloutError, RuntimeError):
+    """No reward worker can be started any more."""
+
+
+class WorkerPool:
+    """A fixed number of worker processes, on one event loop."""
+
+    def __init__(self, setup: Setup, *, num_workers: int, timeout_s: float) -> None:
+        self._setup = setup
+        self._timeout_s = timeout_s
+        self._places = [Place() for _ in range(num_workers)]
+        self._queue: deque[Item] = deque()
+        self._endings: list[Ending] = []
+        self._num_tickets = 0
+        self.num_restarts = 0
+        """Workers that replaced others."""
+        self.busy_s = 0.0
+        """Time that workers spent in the function, all together."""
+        self._lifeline: tuple[int, int] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[Kind] | None = None
+        self._lost: RewardWorkersLost | None = None
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> Kind:
+        """Start the workers; returns when each has loaded the function, with how it wants to be called.
+
+        Raises:
+            ConfigError: the function cannot be loaded.
+        """
+        self._started = asyncio.get_running_loop().create_future()
+        self._lifeline = os.pipe()
+        for place in self._places:
+            self._move_in(place)
+        self._supervisor = asyncio.create_task(self._supervise(), name="reward-supervisor")
+        try:
+            return await self._started
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Kill the workers and wait until they are gone, `CLOSE_S` at most; what is unfinished is CLOSED."""
+        if self._lifeline is None:
+            return
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+        for place in self._places:
+            if place.process is not None:
+                self._end(place, "the runner was closed")
+        closed = RewardFailed(reason=FailureReason.CLOSED, text="the run ended before the reward was there")
+        for item in self._take_all_items():
+            item.finish(closed)
+        await self._wait_for_ends()
+        for fd in self._lifeline:
+            os.close(fd)
+        self._lifeline = None
+
+    async def _wait_for_ends(self) -> None:
+        deadline = time.monotonic() + CLOSE_S
+        while self._reap() and time.monotonic() < deadline:  # noqa: ASYNC110 - the kernel sends no event
+            await asyncio.sleep(0.005)
+        for ending in self._endings:
+            logger.error("reward worker does not end after SIGKILL pid=%d", ending.process.pid)
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that have the function loaded."""
+        return sum(place.ready for place in self._places)
+
+    # --- scoring ---------------------------------------------------------------------------------------
+
+    async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
+        """One outcome a sample, in order.
+
+        Raises:
+            RewardWorkersLost: workers cannot be started any more.
+        """
+        if self._lost is not None:
+            raise self._lost
+        future = asyncio.get_running_loop().create_future()
+        job = Job(outcomes=[None] * len(samples), future=future, num_left=len(samples))
+        first = 0
+        for call in self._setup.shape.items(samples):
+            self._enqueue(call, job, first)
+            first += len(call)
+        self._feed()
+        if job.num_left:
+            await future
+        return [outcome for outcome in job.outcomes if outcome is not None]
+
+    def _enqueue(self, samples: list[Sample], job: Job, first: int) -> None:
+        self._num_tickets += 1
+        item = Item(ticket=self._num_tickets, job=job, first=first, num_samples=len(samples), payload=b"")
+        if self._lifeline is None:
+            item.finish(RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed"))
+            return
+        try:
+            item.payload = wire.dump(samples)
+        # Metadata and labels may hold anything, and each kind of object fails in its own way.
+        except Exception as error:
+            text = f"a sample must be picklable to reach a reward worker: {type(error).__name__}: {error}"
+            item.finish(RewardFailed(reason=FailureReason.NOT_SENT, text=text))
+            return
+        self._queue.append(item)
+
+    def _feed(self) -> None:
+        """Send waiting items to workers with room, the oldest to the one with the least before it."""
+        while self._queue:
+            if self._queue[0].job.future.done():
+                self._queue.popleft()
+                continue
+            place = min(filter(Place.has_room, self._places), key=lambda p: len(p.items), default=None)
+            if place is None or place.process is None:
+                return
+            item = self._queue[0]
+            if not place.process.send(item.ticket, item.payload):
+                return
+            self._queue.popleft()
+            if not place.items:
+                place.since_s = time.monotonic()
+            place.items[item.ticket] = item
+
+    def _requeue(self, items: Iterable[Item]) -> None:
+        """Back to the front of the queue, in order of age."""
+        self._queue.extendleft(sorted(items, key=lambda item: item.ticket, reverse=True))
+
+    def _take_all_items(self) -> list[Item]:
+        held = [place.items for place in self._places] + [ending.items for ending in self._endings]
+        found = [item for items in held for item in items.values()] + list(self._queue)
+        for items in held:
+            items.clear()
+        self._queue.clear()
+        return found
+
+    # --- answers ---------------------------------------------------------------------------------------
+
+    def _on_answers(self, place: Place) -> None:
+        """Reader callback: whatever a worker has sent."""
+        assert place.process is not None
+        for ticket, answer in place.process.receive():
+            match answer:
+                case Ready(kind):
+                    self._on_ready(place, kind)
+                case Refused(text):
+                    self._on_failed_start(place, text)
+                    return
+                case Done(outcomes, elapsed_s):
+                    self._on_done(place.items.pop(ticket), outcomes, elapsed_s)
+                    place.num_deaths = 0
+                    place.since_s = time.monotonic()
+                    place.window = next_window(place.window, elapsed_s)
+        self._feed()
+
+    def _on_ready(self, place: Place, kind: Kind) -> None:
+        place.ready = True
+        if self._started is not None and not self._started.done() and all(p.ready for p in self._places):
+            self._started.set_result(kind)
+
+    def _on_done(self, item: Item, outcomes: Outcomes, elapsed_s: float) -> None:
+        self.busy_s += elapsed_s
+        item.finish(outcomes)
+
+    # --- supervision -----------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                self._tick(time.monotonic())
+        # A fault of this file: without the supervisor nobody who waits would ever be told.
+        except Exception as error:
+            self._give_up(f"the supervisor failed: {error!r}", error)
+            raise
+
+    def _tick(self, now_s: float) -> None:
+        for place in self._places:
+            if place.process is not None:
+                self._look_after(place, place.process, now_s)
+            elif now_s >= place.start_at_s and self._lost is None:
+                self.num_restarts += 1
+                self._move_in(place)
+        self._reap()
+        self._feed()
+
+    def _look_after(self, place: Place, process: WorkerProcess, now_s: float) -> None:
+        running_s = now_s - place.since_s
+        if (how := process.died()) is not None:
+            self._on_death(place, process, how)
+        elif not place.ready and running_s > START_TIMEOUT_S:
+            self._on_failed_start(place, f"the function was not loaded after {START_TIMEOUT_S:.0f} s")
+        elif place.items and running_s > self._timeout_s:
+            self._on_answers(place)
+            if place.items and now_s - place.since_s > self._timeout_s:
+                self._end(place, "a reward ran too long", timed_out=next(iter(place.items)))
+        elif len(place.items) > 1 and running_s > SLOW_S:
+            place.window = 1
+            self._requeue([place.items.pop(ticket) for ticket in process.take_back()])
+
+    def _on_death(self, place: Place, process: WorkerProcess, how: str) -> None:
+        self._on_answers(place)
+        if place.process is not process:
+            return
+        if not place.ready:
+            self._on_failed_start(place, f"the worker ended with {how} before the function was loaded")
+            return
+        logger.warning("reward worker died pid=%d cause=%s", process.pid, how)
+        self._end(place, how)
+        self._back_off(place)
+
+    def _move_in(self, place: Place) -> None:
+        assert self._lifeline is not None
+        place.since_s = time.monotonic()
+        try:
+            place.process = WorkerProcess(self._setup, self._lifeline[0])
+        except OSError as error:
+            self._on_failed_start(place, f"a worker process cannot be started: {error}")
+            return
+        asyncio.get_running_loop().add_reader(place.process.channel, self._on_answers, place)
+
+    def _on_failed_start(self, place: Place, text: str) -> None:
+        if place.process is not None:
+            self._end(place, text)
+        self._back_off(place)
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(ConfigError(text))
+            return
+        logger.warning("reward worker did not start attempt=%d cause=%s", place.num_deaths, text)
+        if all(p.num_deaths >= MAX_FAILED_STARTS and not p.ready for p in self._places):
+            self._give_up(f"reward workers cannot be started any more, the last one because: {text}")
+
+    def _back_off(self, place: Place) -> None:
+        place.start_at_s = time.monotonic() + backoff_s(place.num_deaths)
+        place.num_deaths += 1
+
+    def _give_up(self, text: str, cause: BaseException | None = None) -> None:
+        self._lost = RewardWorkersLost(text)
+        self._lost.__cause__ = cause
+        for item in self._take_all_items():
+            if not item.job.future.done():
+                item.job.future.set_exception(self._lost)
+
+    # --- ends of workers -------------------------------------------------------------------------------
+
+    def _end(self, place: Place, cause: str, timed_out: int | None = None) -> None:
+        """Kill a worker and free its place; its items are settled when it is gone for certain."""
+        process = place.process
+        assert process is not None
+        asyncio.get_running_loop().remove_reader(process.channel)
+        process.kill()
+        self._endings.append(Ending(process, place.take_away(), cause, timed_out))
+
+    def _reap(self) -> bool:
+        """Settle what the workers held that are gone now; whether some are not yet."""
+        gone = [ending for ending in self._endings if ending.process.reaped()]
+        self._endings = [ending for ending in self._endings if ending not in gone]
+        for ending in gone:
+            self._settle(ending)
+            ending.process.close()
+        return bool(self._endings)
+
+    def _settle(self, ending: Ending) -> None:
+        """Answers that it sent before its end count; what it had not begun goes to others."""
+        items = ending.items
+        for ticket, answer in ending.process.receive():
+            if isinstance(answer, Done) and ticket in items:
+                self._on_done(items.pop(ticket), answer.outcomes, answer.elapsed_s)
+        again = [items.pop(ticket) for ticket in ending.process.take_back() if ticket in items]
+        for item in items.values():
+            failure = self._failure_of(item, ending)
+            if failure is None:
+                again.append(item)
+            else:
+                item.finish(failure)
+        self._requeue(again)
+
+    def _failure_of(self, item: Item, ending: Ending) -> RewardFailed | None:
+        """How the item ends that a worker was on; None: it is tried again."""
+        if ending.timed_out == item.ticket:
+            text = (
+                f"the reward ran longer than reward.timeout_s = {self._timeout_s:g} s; its worker was killed"
+            )
+            return RewardFailed(reason=FailureReason.TIMEOUT, text=text)
+        if ending.timed_out is None:
+            item.num_deaths += 1
+        if item.num_deaths < MAX_DEATHS:
+            return None
+        text = f"the worker process died on this sample {MAX_DEATHS} times, the last time with {ending.cause}"
+        return RewardFailed(reason=FailureReason.WORKER_DIED, text=text)
+
+
+def next_window(window: int, elapsed_s: float) -> int:
+    """Items that a worker may hold after one took `elapsed_s`: as many as keep it busy, and no more."""
+    if elapsed_s > SLOW_S:
+        return 1
+    return min(2 * window, MAX_WINDOW) if elapsed_s < SLOW_S / 4 else window
+
+
+def backoff_s(num_deaths: int) -> float:
+    """Wait before the next worker, after deaths in a row before this one."""
+    return 0.0 if not num_deaths else min(0.1 * 2.0 ** (num_deaths - 1), MAX_BACKOFF_S)

@@ -1,0 +1,87 @@
+"""A reward worker as its runner sees it: started, fed, read, taken back from, killed.
+
+The runner keeps the worker's end of the connection open too, so that it can take back what the worker has
+not begun: a slow reward never holds those behind it. That leaves no end-of-file to tell of a death, so `died`
+asks the kernel.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+from fa_rollout.rewards import wire
+from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+
+
+class WorkerProcess:
+    """One live worker, in a session and process group of its own."""
+
+    def __init__(self, setup: Setup, lifeline: int) -> None:
+        """Start a fresh interpreter; it answers `Ready` or `Refused` under ticket 0."""
+        self.channel, self._workers_end = wire.pair()
+        self.channel.setblocking(False)
+        command = [sys.executable, "-m", "fa_rollout.rewards.worker"]
+        command += ["--channel-fd", str(self._workers_end.fileno()), "--lifeline-fd", str(lifeline)]
+        self._process = subprocess.Popen(
+            [*command, "--parent-pid", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self._workers_end.fileno(), lifeline),
+            start_new_session=True,
+        )
+        self.send(0, wire.dump(setup))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, ticket: int, payload: bytes) -> bool:
+        """Hand over an item; False when the connection's buffer has no room for it now."""
+        try:
+            wire.send(self.channel, ticket, payload)
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self) -> list[tuple[int, Done | Ready | Refused]]:
+        """All answers that have arrived, oldest first."""
+        answers: list[tuple[int, Done | Ready | Refused]] = []
+        while True:
+            try:
+                message = wire.receive(self.channel)
+            except BlockingIOError:
+                return answers
+            assert message is not None, "this process holds both ends"
+            answers.append((message[0], wire.load(message[1])))
+
+    def take_back(self) -> list[int]:
+        """Tickets of the items that the worker has not begun, and now never will."""
+        return wire.take_back(self._workers_end)
+
+    def died(self) -> str | None:
+        """How the worker ended by itself; None while it lives. Leaves it unreaped, for `kill`."""
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return "an unknown end: this process ignores SIGCHLD"
+        if ended is None:
+            return None
+        if ended.si_code == os.CLD_EXITED:
+            return f"exit code {ended.si_status}"
+        return f"signal {ended.si_status} ({signal.strsignal(ended.si_status)})"
+
+    def kill(self) -> None:
+        """End the worker's process group; `reap` follows."""
+        # Until it is reaped the number cannot belong to anybody else.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def reaped(self) -> bool:
+        """Whether the killed worker is gone from the process table."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Close the connection; answers that were not read are lost."""
+        self.channel.close()
+        self._workers_end.close()

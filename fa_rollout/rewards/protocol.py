@@ -1,0 +1,43 @@
+"""What a runner and its workers say: `Setup` down, `Ready` or `Refused` up; then lists of samples and `Done`.
+
+Not in the worker's own module: that one is called `__main__` in the worker, and pickle goes by name.
+"""
+
+from dataclasses import dataclass
+
+from fa_rollout.rewards.call import Shape
+from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.outcomes import Outcomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """First message to a worker."""
+
+    function: str | bytes
+    """Dotted path, or a packed callable."""
+    shape: Shape
+    sys_path: list[str]
+    """The runner's, so that the worker can import what the runner can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The function is loaded."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The function cannot be loaded."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outcomes of one item."""
+
+    outcomes: Outcomes
+    elapsed_s: float

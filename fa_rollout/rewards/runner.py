@@ -1,0 +1,110 @@
+"""Scores samples with the user's function, wherever that function must run.
+
+In: samples, whole. Out: one outcome a sample; a failure is never a number. Async functions are awaited in the
+loop, plain ones run in worker processes (or in the loop, where `reward.in_loop` says that they take
+microseconds). Once started, the function has been imported where it runs.
+"""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+from fa_rollout import config
+from fa_rollout.rewards.call import Shape
+from fa_rollout.rewards.function import Kind, RewardFunction, check, kind_of, load, pack
+from fa_rollout.rewards.loop import LoopScorer
+from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
+from fa_rollout.rewards.pool import WorkerPool
+from fa_rollout.rewards.protocol import Setup
+from fa_rollout.sample import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardStatistics:
+    """Counts since the start, in samples unless named otherwise."""
+
+    num_scored: int
+    num_failed: dict[FailureReason, int]
+    num_in_progress: int
+    num_workers: int
+    """Worker processes that have the function loaded; 0 for rewards in the loop."""
+    num_restarts: int
+    """Worker processes replaced."""
+    busy_s: float
+    """Time that workers spent in the function, all together."""
+
+
+class RewardRunner:
+    """The one way to a reward, for plain, async, per-sample and group functions alike."""
+
+    def __init__(self, config: config.Reward, *, function: RewardFunction | bytes | None = None) -> None:
+        """`function` stands in for `config.function`: a callable, or one that `pack` made into bytes."""
+        self._config = config
+        self._source = config.function if function is None else function
+        self._shape = Shape(group=config.group, key=config.key)
+        self._scorer: LoopScorer | WorkerPool | None = None
+        self._failures: Counter[FailureReason] = Counter()
+        self._num_scored = 0
+        self._num_in_progress = 0
+
+    async def start(self) -> None:
+        """Load the function where it will run.
+
+        Raises:
+            ConfigError: it cannot be imported or sent, or is not callable; the text names the accepted form.
+        """
+        source = self._source
+        if not isinstance(source, str | bytes):
+            if self._config.in_loop or kind_of(check(source)) is Kind.ASYNC:
+                self._scorer = self._loop_scorer(source)
+                return
+            source = pack(source)
+        if self._config.in_loop:
+            self._scorer = self._loop_scorer(load(source))
+            return
+        setup = Setup(function=source, shape=self._shape, sys_path=list(sys.path))
+        pool = WorkerPool(setup, num_workers=self._config.num_workers, timeout_s=self._config.timeout_s)
+        # A worker tells what the function is, so that this process need not import what a plain one needs.
+        if await pool.start() is Kind.PLAIN:
+            self._scorer = pool
+            return
+        await pool.close()
+        self._scorer = self._loop_scorer(load(source))
+
+    def _loop_scorer(self, function: RewardFunction) -> LoopScorer:
+        return LoopScorer(function, self._shape, timeout_s=self._config.timeout_s)
+
+    async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
+        """One outcome a sample, in order; with `reward.group`, the samples are one group.
+
+        Raises:
+            RewardWorkersLost: worker processes cannot be started any more.
+        """
+        assert self._scorer is not None, "start() comes first"
+        self._num_in_progress += len(samples)
+        try:
+            outcomes = await self._scorer.score(samples)
+        finally:
+            self._num_in_progress -= len(samples)
+        for outcome in outcomes:
+            if isinstance(outcome, RewardFailed):
+                self._failures[outcome.reason] += 1
+            else:
+                self._num_scored += 1
+        return outcomes
+
+    async def aclose(self) -> None:
+        """End what runs, within two seconds; its samples get `FailureReason.CLOSED`. Idempotent."""
+        if self._scorer is not None:
+            await self._scorer.close()
+
+    def statistics(self) -> RewardStatistics:
+        pool = self._scorer if isinstance(self._scorer, WorkerPool) else None
+        return RewardStatistics(
+            num_scored=self._num_scored,
+            num_failed=dict(self._failures),
+            num_in_progress=self._num_in_progress,
+            num_workers=pool.num_ready if pool else 0,
+            num_restarts=pool.num_restarts if pool else 0,
+            busy_s=pool.busy_s if pool else 0.0,
+        )

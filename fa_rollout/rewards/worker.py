@@ -1,0 +1,112 @@
+"""A reward worker: a fresh interpreter that calls the user's function on its main thread, one item at a time.
+
+In: `Setup`, then lists of samples, over an inherited socket. Out: `Ready` or `Refused`, then `Done` for each
+list, in order. It is no daemon in multiprocessing's sense: the function may use `signal.alarm`, start threads
+and open process pools. It never outlives its runner, and nor do its children that stay in its process group.
+"""
+
+import argparse
+import faulthandler
+import fcntl
+import inspect
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+from fa_rollout.config import ConfigError
+from fa_rollout.rewards import wire
+from fa_rollout.rewards.call import Shape, raised
+from fa_rollout.rewards.function import RewardFunction, kind_of, load
+from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed
+from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+from fa_rollout.sample import Sample
+
+
+def main() -> None:
+    """Entry of `python -m fa_rollout.rewards.worker`."""
+    parser = argparse.ArgumentParser(prog="fa_rollout.rewards.worker")
+    for name in ("channel-fd", "lifeline-fd", "parent-pid"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(arguments.parent_pid, arguments.lifeline_fd)
+    with socket.socket(fileno=arguments.channel_fd) as channel:
+        _serve(channel)
+
+
+def _serve(channel: socket.socket) -> None:
+    first = wire.receive(channel)
+    if first is None:
+        return
+    setup: Setup = wire.load(first[1])
+    sys.path[:] = setup.sys_path
+    try:
+        function = load(setup.function)
+    except ConfigError as error:
+        wire.send(channel, 0, wire.dump(Refused(str(error))))
+        return
+    wire.send(channel, 0, wire.dump(Ready(kind_of(function))))
+    while (message := wire.receive(channel)) is not None:
+        ticket, payload = message
+        start = time.monotonic()
+        outcomes = _call(function, setup.shape, payload)
+        wire.send(channel, ticket, wire.dump(Done(outcomes, time.monotonic() - start)))
+
+
+def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
+    try:
+        samples: list[Sample] = wire.load(payload)
+    # Metadata may hold objects of the user's own classes, whose unpickling is the user's code.
+    except Exception as error:
+        return RewardFailed(
+            reason=FailureReason.NOT_SENT, text=f"the worker cannot unpack a sample: {error!r}"
+        )
+    try:
+        result = function(shape.argument(samples))
+        if inspect.isawaitable(result):
+            text = "the function returned an awaitable; write it as `async def`, so that the loop awaits it"
+            return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
+        return shape.outcomes(result, samples)
+    # The user's function may raise anything; all of it is a failed reward.
+    except (Exception, SystemExit) as error:
+        return raised(error)
+    finally:
+        # An alarm that the function left running must not hit the next sample, or the loop above.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _die_with(parent_pid: int, lifeline_fd: int) -> None:
+    """Have this process group killed when the runner ends, however it ends, and never before.
+
+    Two watches, since each has a gap: the kernel's signal for the closing of the lifeline works while the
+    function holds the interpreter's lock, but not while a forked child of the runner holds the pipe open; the
+    thread on the runner's pidfd the other way round.
+    """
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(
+        lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK
+    )
+    threading.Thread(target=_watch, args=(parent_pid,), daemon=True, name="parent-watch").start()
+
+
+def _watch(parent_pid: int) -> None:
+    try:
+        poller = select.poll()
+        poller.register(os.pidfd_open(parent_pid), select.POLLIN)
+        while os.getppid() == parent_pid and not poller.poll(1000):
+            pass
+    except OSError:
+        # No such process, or a sandbox that refuses pidfds.
+        while os.getppid() == parent_pid:
+            time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
