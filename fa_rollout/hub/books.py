@@ -259,4 +259,6 @@ class Books:
         group.place = place
 
     def _at(self, place: Place) -> list[Group]:
-        return [group for group in self.groups.values() if group.place is place] if self._places[place] else []
+        return (
+            [group for group in self.groups.values() if group.place is place] if self._places[place] else []
+        )

@@ -86,11 +86,15 @@ def compose(
         more_to_come: False when nothing is running or can be started any more: then a smaller batch closes.
     """
     if len(ready) < rules.groups_per_step and (more_to_come or not ready):
-        return Wait(reason=f"{len(ready)} of {rules.groups_per_step} groups are ready, {len(running)} are running")
+        return Wait(
+            reason=f"{len(ready)} of {rules.groups_per_step} groups are ready, {len(running)} are running"
+        )
     is_last_of_version = handed_since_publication + rules.groups_per_step >= rules.groups_per_version
     if rules.policy == "wait" and is_last_of_version:
         late = [r.group for r in running if version + 1 - r.version > rules.staleness]
         if late:
-            return Wait(reason=f"{len(late)} running groups would pass the staleness bound, the oldest is {min(late)}")
+            return Wait(
+                reason=f"{len(late)} running groups would pass the staleness bound, the oldest is {min(late)}"
+            )
     oldest_first = sorted(ready, key=lambda r: (r.oldest_version, r.group))
     return Close(groups=tuple(r.group for r in oldest_first[: rules.groups_per_step]))

@@ -34,11 +34,12 @@ class GeneratorLife:
         self._max_restarts = max_restarts
         self._process: subprocess.Popen[bytes] | None = None
         self._ends: deque[float] = deque()
-        self.incarnation = 0
         self.channel: Channel | None = None
         self.pidfd: int | None = None
         self.last_heard_s = 0.0
         self.is_ready = False
+        self.is_drained = False
+        """All that this life sent was read."""
         self.num_restarts = 0
         self.next_start_s: float | None = None
         """When the next life begins; None while one is running or none is wanted."""
@@ -52,7 +53,14 @@ class GeneratorLife:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [
             *(sys.executable, "-m", "fa_rollout.generator"),
-            *("--channel-fd", str(theirs.fileno()), "--ring-fd", str(self._ring_fd), "--parent-pid", str(os.getpid())),
+            *(
+                "--channel-fd",
+                str(theirs.fileno()),
+                "--ring-fd",
+                str(self._ring_fd),
+                "--parent-pid",
+                str(os.getpid()),
+            ),
         ]
         with theirs:
             self._process = subprocess.Popen(
@@ -61,14 +69,13 @@ class GeneratorLife:
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
             )
-        self.incarnation = resume.incarnation
         self.pidfd = open_pidfd(self._process.pid)
         self.channel = Channel(ours)
         self.channel.queue(self._preamble)
         self.channel.queue(encode(resume))
         self.last_heard_s = time.monotonic()
         self.next_start_s = None
-        self.is_ready = False
+        self.is_ready = self.is_drained = False
         return self.channel
 
     def send(self, message: Message) -> None:

@@ -45,14 +45,14 @@ class Hub:
     """Run state and the answers to every message."""
 
     def __init__(
-        self, config: Config, *, run: str, directory: Path, ring_bytes: int, outbox: Outbox, log: EventLog
+        self, config: Config, *, run: str, directory: Path, table: RingTable, outbox: Outbox, log: EventLog
     ) -> None:
         self.config = config
         self.run = run
         self.outbox = outbox
         self.log = log
-        self.table = RingTable(ring_bytes)
-        self.ring_bytes = ring_bytes
+        self.table = table
+        self.ring_bytes = table.statistics().size_bytes
         self.lineage = secrets.token_hex(4)
         self.weights_dir = directory / "weights"
         self.world = World(config.trainer.num_ranks)
@@ -67,13 +67,13 @@ class Hub:
         """None until the first generator has read the data."""
         self.steps = Steps(config, self.world, outbox.to_rank)
         self.pulse: m.Pulse | None = None
-        self.num_spans = False
         self.fatal: m.Fatal | None = None
         self._told_tail = 0
         self._num_attached = 0
         self._pending_load: tuple[Attachment, m.LoadState] | None = None
         self._last_wait = "the generator to read the data and reach the engines"
         self._ring_stuck_since_s: float | None = None
+        self._warned_lease: int | None = None
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -220,12 +220,12 @@ class Hub:
         else:
             self.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
-    def resume_message(self, incarnation: int) -> m.Resume:
-        """Where a new generator begins."""
+    def resume_message(self) -> m.Resume:
+        """Where a new generator begins; only when the last one is provably gone and all it sent is handled."""
         head, sequence = self.table.restart()
         self._told_tail = self.table.tail
         return m.Resume(
-            incarnation=incarnation,
+            incarnation=self.table.incarnation,
             head=head,
             tail=self.table.tail,
             sequence=sequence,
@@ -366,7 +366,9 @@ class Hub:
             self.steps.end(flow)
         if self.world.closed:
             names = ", ".join(self.world.closed)
-            self._refuse_waiting("PeerLost", f"a batch needs all ranks, and these closed their hooks: {names}")
+            self._refuse_waiting(
+                "PeerLost", f"a batch needs all ranks, and these closed their hooks: {names}"
+            )
         if not self.world.is_complete:
             self._last_wait = f"{self.world.num_missing} ranks of the trainer to attach"
             return
@@ -379,7 +381,11 @@ class Hub:
                     self._refuse_waiting("Stalled", starved)
             elif outcome is not None:
                 self.log.write(
-                    "handed", step=outcome.step, version=outcome.version, groups=outcome.names, attach=rank.number
+                    "handed",
+                    step=outcome.step,
+                    version=outcome.version,
+                    groups=outcome.names,
+                    attach=rank.number,
                 )
         # A hand-over opens the window for further groups.
         assignments = flow.issue()
@@ -408,11 +414,30 @@ class Hub:
         for rank in self.world.waiting():
             if now_s - rank.waiting_since_s > stall_s and rank.waiting is not None:
                 text = f"{rank.name} waited {stall_s:.0f} s for a batch (trainer.stall_s): {self.waits_for()}"
-                self.outbox.to_rank(
-                    rank, m.Refused(request=rank.waiting.request, error="Stalled", text=text)
-                )
+                self.outbox.to_rank(rank, m.Refused(request=rank.waiting.request, error="Stalled", text=text))
                 rank.waiting = None
         self._watch_ring(now_s)
+        self._watch_leases()
+
+    def _watch_leases(self) -> None:
+        """One old lease holds the whole ring back: name it, and end the run at the deadline."""
+        obstacle = self.table.obstacle()
+        if obstacle is None or not obstacle.holders:
+            self._warned_lease = None
+            return
+        names = [r.name for r in self.world.members.values() if r.number in obstacle.holders]
+        text = (
+            f"record {obstacle.sequence} ({obstacle.length} bytes) has been leased by {', '.join(names)} for "
+            f"{obstacle.age_s:.0f} s and holds {obstacle.stuck_bytes} free bytes of the ring back"
+        )
+        if obstacle.age_s > self.config.ring.lease_deadline_s:
+            self.give_up(
+                "Stalled",
+                f"{text}; a batch must end within ring.lease_deadline_s, or be taken with copy=True",
+            )
+        elif obstacle.age_s > self.config.ring.lease_warning_s and self._warned_lease != obstacle.sequence:
+            self._warned_lease = obstacle.sequence
+            self.warn(f"{text}; drop the views of its batch, or take batches with copy=True")
 
     def _watch_ring(self, now_s: float) -> None:
         """A ring too small for one step stands still for good: say so."""
@@ -509,7 +534,7 @@ class Hub:
     def ring_figures(self) -> dict[str, float]:
         """Bytes of the ring: its size, the span from tail to head, and what records hold."""
         used = self.table.statistics()
-        return {"bytes": self.ring_bytes, "span_bytes": used.span_bytes, "num_records": used.num_records}
+        return {"bytes": self.ring_bytes, "span_bytes": used.span_bytes, "num_records": used.num_live}
 
     def _generator_figures(self) -> dict[str, float]:
         if self.pulse is None:

@@ -20,15 +20,19 @@ from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.generator_life import GeneratorLife, preamble
 from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.world import Attachment
-from shm.channel import Channel, listen, peer_credentials
+from shm.channel import Channel
+from shm.endpoint import Listener, listen
 from shm.errors import ChannelClosed, ChannelError
-from shm.liveness import open_pidfd
+from shm.liveness import ParentWatch
+from shm.ring import RingTable
 from shm.segment import Segment
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint
 
 TICK_S = 0.2
 HELLO_DEADLINE_S = 10.0
+POISON = 0xDB
+"""Byte that returned records are overwritten with when `ring.poison` is set."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Connection:
 
     channel: Channel
     since_s: float
-    pidfd: int | None = None
+    pidfd: int | None
     rank: Attachment | None = None
     is_observer: bool = False
 
@@ -46,7 +50,15 @@ class Server:
     """Runs a hub until its end."""
 
     def __init__(
-        self, config: Config, tree: dict[str, object], *, run: str, token: str, directory: Path, launcher: Channel, parent_pid: int
+        self,
+        config: Config,
+        tree: dict[str, object],
+        *,
+        run: str,
+        token: str,
+        directory: Path,
+        launcher: Channel,
+        parent_pid: int,
     ) -> None:
         self._config = config
         self._run = run
@@ -58,17 +70,16 @@ class Server:
         self._segment = Segment.create(config.ring.bytes)
         log_path = Path(config.run.output_dir, "events.jsonl") if config.run.output_dir else None
         self._log = EventLog(log_path)
-        self._hub = Hub(
-            config, run=run, directory=directory, ring_bytes=self._segment.size_bytes, outbox=self, log=self._log
-        )
+        table = RingTable(self._segment.size_bytes, on_free=self._poison if config.ring.poison else None)
+        self._hub = Hub(config, run=run, directory=directory, table=table, outbox=self, log=self._log)
         self._life = GeneratorLife(
             preamble=preamble(run, tree),
             ring_fd=self._segment.fd,
             max_restarts=config.run.generator_restarts,
         )
         self._launcher = launcher
-        self._parent_pidfd = open_pidfd(parent_pid)
-        self._listener: socket.socket | None = None
+        self._parent = ParentWatch(parent_pid)
+        self._listener: Listener | None = None
         self._ending: tuple[int, str] | None = None
         self._end_by_s = 0.0
         self._last_flush_s = 0.0
@@ -87,11 +98,11 @@ class Server:
         self._listener = listen(self._directory)
         self._watch(self._listener, self._accept)
         self._watch(self._launcher, self._from_launcher)
-        if self._parent_pidfd is not None:
-            self._watch(self._parent_pidfd, lambda: self.end(1, "the launcher died"))
+        if self._parent.pidfd is not None:
+            self._watch(self._parent.pidfd, lambda: self.end(1, "the launcher died"))
         self._start_generator()
-        address = str(self._directory / "hub.sock")
-        self._to(self._launcher, m.HubReady(address=address, run=self._run, pid=os.getpid()))
+        ready = m.HubReady(address=self._listener.address, run=self._run, pid=os.getpid())
+        self._to(self._launcher, ready)
         next_tick_s = 0.0
         while not self._is_over():
             for key, mask in self._selector.select(timeout=TICK_S):
@@ -134,8 +145,14 @@ class Server:
         while self._dirty and time.monotonic() < deadline_s:
             self._flush()
             self._selector.select(timeout=0.01)
+        if self._listener is not None:
+            self._listener.close()
         shutil.rmtree(self._hub.weights_dir, ignore_errors=True)
         return exit_code
+
+    def _poison(self, position: int, length: int) -> None:
+        offset = position % self._segment.size_bytes
+        self._segment.array[offset : offset + length] = POISON
 
     # --- sends (the hub's outbox) -----------------------------------------------------------------
 
@@ -177,19 +194,23 @@ class Server:
     def _accept(self) -> None:
         assert self._listener is not None
         try:
-            connected, _ = self._listener.accept()
+            channel = self._listener.accept()
         except BlockingIOError:
             return
-        channel = Channel(connected)
-        self._connections[channel] = Connection(channel=channel, since_s=time.monotonic())
-        self._watch(channel, lambda: self._from_connection(channel))
+        except ChannelError as error:
+            self._hub.warn(f"a connection was refused: {error}")
+            return
+        connection = Connection(channel=channel, since_s=time.monotonic(), pidfd=channel.peer_pidfd)
+        self._connections[channel] = connection
+        self._watch(channel, lambda: self._from_connection(connection))
+        if connection.pidfd is not None:
+            self._watch(connection.pidfd, lambda: self._peer_died(connection))
 
-    def _from_connection(self, channel: Channel) -> None:
-        connection = self._connections.get(channel)
-        if connection is None:
+    def _from_connection(self, connection: Connection) -> None:
+        if connection.channel not in self._connections:
             return
         try:
-            for payload in channel.read_ready():
+            for payload in connection.channel.read_ready():
                 self._handle(connection, m.decode(payload))
         except ChannelClosed:
             self._drop(connection)
@@ -208,7 +229,7 @@ class Server:
             self._refuse(connection, "HandshakeRefused", "the first message must be Hello")
 
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
-        text = self._stranger(connection, hello)
+        text = self._stranger(hello)
         if text is not None:
             self._refuse(connection, "HandshakeRefused", text)
             return
@@ -221,16 +242,11 @@ class Server:
             self._refuse(connection, outcome.error, outcome.text)
             return
         connection.rank = outcome
-        connection.pidfd = open_pidfd(peer_credentials(connection.channel.socket).pid)
-        if connection.pidfd is not None:
-            self._watch(connection.pidfd, lambda: self._rank_died(connection))
         self._dirty.add(connection.channel)
         connection.channel.queue(m.encode(self._hub.welcome(outcome)), fds=(self._segment.fd,))
 
-    def _stranger(self, connection: Connection, hello: m.Hello) -> str | None:
-        uid = peer_credentials(connection.channel.socket).uid
-        if uid != os.getuid():
-            return f"a peer must run as the hub's user {os.getuid()}, found user {uid}"
+    def _stranger(self, hello: m.Hello) -> str | None:
+        """Why a peer is none of this run; its user was checked when it was accepted."""
         if hello.run != self._run:
             return f"this hub serves run {self._run}, the peer asks for run {hello.run}: check FA_ROLLOUT_RUN"
         if not hmac.compare_digest(hello.token, self._token):
@@ -246,10 +262,10 @@ class Server:
         self._flush()
         self._drop(connection)
 
-    def _rank_died(self, connection: Connection) -> None:
-        if connection.channel in self._connections:
-            self._from_connection(connection.channel)
-        self._drop(connection)
+    def _peer_died(self, connection: Connection) -> None:
+        connection.channel.peer_ended()
+        while connection.channel in self._connections:
+            self._from_connection(connection)
 
     def _drop(self, connection: Connection) -> None:
         if self._connections.pop(connection.channel, None) is None:
@@ -258,7 +274,6 @@ class Server:
         self._dirty.discard(connection.channel)
         if connection.pidfd is not None:
             self._unwatch(connection.pidfd)
-            os.close(connection.pidfd)
         connection.channel.close()
         if connection.rank is not None:
             self._hub.rank_gone(connection.rank)
@@ -266,8 +281,7 @@ class Server:
     # --- the generator ----------------------------------------------------------------------------
 
     def _start_generator(self) -> None:
-        resume = self._hub.resume_message(self._life.incarnation + 1)
-        channel = self._life.start(resume)
+        channel = self._life.start(self._hub.resume_message())
         self._dirty.add(channel)
         self._watch(channel, lambda: self._from_generator(channel))
         if self._life.pidfd is not None:
@@ -282,14 +296,20 @@ class Server:
                 self._hub.from_generator(message)
         except ChannelClosed:
             # A hint: its death is its pidfd. Without one, the heartbeat decides.
+            self._life.is_drained = True
             self._unwatch(channel)
         except ChannelError as error:
+            self._life.is_drained = True
+            self._unwatch(channel)
             self._hub.warn(f"the generator broke the protocol and is replaced: {error}")
             self._life.kill()
 
     def _generator_died(self) -> None:
-        if self._life.channel is not None:
-            self._from_generator(self._life.channel)
+        channel = self._life.channel
+        if channel is not None:
+            channel.peer_ended()
+            while not self._life.is_drained:
+                self._from_generator(channel)
         how = self._end_generator()
         if self._ending is None:
             will_restart = self._life.plan_restart(time.monotonic())
@@ -326,7 +346,9 @@ class Server:
         self._start_due_generator(now_s)
         life = self._life
         if life.pid is not None and life.is_silent(now_s, float(self._config.run.heartbeat_s)):
-            self._hub.warn(f"the generator was silent for {self._config.run.heartbeat_s:.0f} s and is replaced")
+            self._hub.warn(
+                f"the generator was silent for {self._config.run.heartbeat_s:.0f} s and is replaced"
+            )
             life.kill()
         for connection in list(self._connections.values()):
             if connection.rank is None and not connection.is_observer:
@@ -341,7 +363,7 @@ class Server:
                 self._hub.warn(self._log.failure)
                 self._log.failure = None
 
-    def _watch(self, file: int | socket.socket | Channel, handler: Callable[[], None]) -> None:
+    def _watch(self, file: int | socket.socket | Channel | Listener, handler: Callable[[], None]) -> None:
         self._selector.register(file, selectors.EVENT_READ, handler)
 
     def _unwatch(self, file: int | Channel) -> None:
@@ -356,4 +378,3 @@ def _drain(wake: socket.socket) -> None:
             pass
     except BlockingIOError:
         pass
-

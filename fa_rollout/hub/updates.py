@@ -73,7 +73,9 @@ class Updates:
     def enter(self, rank: Attachment, message: UpdateEnter, flow: Flow) -> None:
         """A rank enters; with the last one the update begins."""
         if self.phase not in (Phase.IDLE, Phase.ENTERING):
-            self._refuse(rank, message.request, "HookStateError", "an update is going on: leave it before the next")
+            self._refuse(
+                rank, message.request, "HookStateError", "an update is going on: leave it before the next"
+            )
             return
         self.phase = Phase.ENTERING
         rank.entered_update = message
@@ -84,7 +86,9 @@ class Updates:
     def pause(self, rank: Attachment, message: UpdatePause) -> None:
         """The leader wants the engines to stand still while it pushes by hand."""
         if self.phase is not Phase.OPEN or rank is not self._world.leader:
-            self._refuse(rank, message.request, "HookStateError", "only the leader of an open update may pause engines")
+            self._refuse(
+                rank, message.request, "HookStateError", "only the leader of an open update may pause engines"
+            )
             return
         self._pause, self._pause_answered = message, False
         self._to_generator(PauseEngines(lease_s=self._lease_s))
@@ -130,7 +134,9 @@ class Updates:
         old, self.weights = self.weights, self._path
         if old is not None and old != self.weights:
             shutil.rmtree(old, ignore_errors=True)
-        self._end(lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s))
+        self._end(
+            lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s)
+        )
         return True
 
     def failed(self, text: str) -> None:

@@ -127,9 +127,7 @@ class _Run:
             self.lengths[name] = drawn
             self.outcome.drawn_lengths.append(sum(drawn))
         oldest: list[int] = []
-        samples = [
-            self.env.process(self.sample(assignment, length, oldest)) for length in self.lengths[name]
-        ]
+        samples = [self.env.process(self.sample(assignment, length, oldest)) for length in self.lengths[name]]
         yield self.env.all_of(samples)
         self.finish(assignment, min(oldest))
 

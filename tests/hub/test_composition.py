@@ -14,7 +14,9 @@ def ready(*versions: int) -> list[Ready]:
     return [Ready(group=index, oldest_version=version) for index, version in enumerate(versions)]
 
 
-def decide(rule: Rules, version: int, groups: list[Ready], running: list[Running], **more: object) -> Close | Wait:
+def decide(
+    rule: Rules, version: int, groups: list[Ready], running: list[Running], **more: object
+) -> Close | Wait:
     arguments = {"handed_since_publication": 0, "more_to_come": True} | more
     return compose(rule, version=version, ready=groups, running=running, **arguments)  # type: ignore[arg-type]
 
@@ -49,7 +51,10 @@ def test_a_smaller_batch_closes_only_at_the_end_of_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected"), [("wait", (0, 2)), ("drop", (0, 2)), ("retry", (0, 2)), ("mask", ()), ("keep", ())]
+    ("policy", "expected"),
+    [("wait", (0, 2)), ("drop", (0, 2)), ("retry", (0, 2)), ("mask", ()), ("keep", ())],
 )
-def test_stale_and_unknown_versions_are_overdue_where_a_bound_holds(policy: str, expected: tuple[int, ...]) -> None:
+def test_stale_and_unknown_versions_are_overdue_where_a_bound_holds(
+    policy: str, expected: tuple[int, ...]
+) -> None:
     assert overdue(rules(policy, staleness=1), 5, ready(3, 4, UNKNOWN_VERSION)) == expected
