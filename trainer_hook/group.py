@@ -6,11 +6,13 @@ Invariant: columns agree with one another in length, or the record is refused; a
 reached through the group, so that what still maps the record is what the trainer kept.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from shm.errors import DescriptorRefused
@@ -25,7 +27,17 @@ _HEAD = msgspec.msgpack.Decoder(RecordHead)
 class Group:
     """A group of samples, mapped for as long as its batch lasts."""
 
-    __slots__ = ("_columns", "_keep", "_record", "ends", "head", "response_ends", "rewards", "spans")
+    __slots__ = (
+        "_columns",
+        "_keep",
+        "_memory",
+        "_record",
+        "ends",
+        "head",
+        "response_ends",
+        "rewards",
+        "spans",
+    )
 
     def __init__(self, record: Record, *, keep: bool = False) -> None:
         """Decode a record. `keep`: its columns are copies, which outlive the batch.
@@ -37,6 +49,9 @@ class Group:
         columns = dict(zip((column.name for column in COLUMNS), record.arrays, strict=False))
         _check(self.head, columns, record.sequence)
         self._record = record
+        base = record.arrays[0].base
+        assert isinstance(base, np.ndarray)
+        self._memory = weakref.ref(base)
         self._columns: dict[str, npt.NDArray[Any]] | None = columns
         self._keep = keep
         self.ends: list[int] = columns["cu_seqlens"].tolist()
@@ -57,6 +72,11 @@ class Group:
                 "tensors that you took inside, or take the batch with next_batch(copy=True)"
             )
         return self._columns
+
+    @property
+    def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]]":
+        """The record's bytes, for as long as any view of them lives."""
+        return self._memory
 
     def on_release(self, callback: Callable[[int], None]) -> None:
         """Have `callback(sequence)` called, from any thread, when no view of the record is left."""

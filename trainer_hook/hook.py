@@ -84,8 +84,8 @@ class TrainerHook:
 
         Raises:
             AttachTimeout: the hub was not ready in time; the text says how far it had come.
-            HandshakeRefused: the hub serves another run, user or release, or this rank does not fit its
-            world. HookStateError: there is no address to go to.
+            HandshakeRefused: the hub serves another run, user or release, or the rank does not fit its world.
+            HookStateError: there is no address to go to.
         """
         attached = attach(
             address=address,
@@ -137,10 +137,11 @@ class TrainerHook:
 
         Raises (on entering the block):
             EndOfData: there is no further batch.
-            Stalled: none came in `trainer.stall_s`; the text says who waits for whom. The call may be
-            repeated. GeneratorFailed: the generator was given up; the text has its traceback. PeerLost:
-            another rank is gone. UnsplittableBatch: the step cannot be cut for this number of ranks or this
-            micro-batch limit.
+            Stalled: none came in `trainer.stall_s`; the text says who waits for whom. The call may be made
+                again.
+            GeneratorFailed: the generator was given up; the text has its traceback.
+            PeerLost: another rank is gone.
+            UnsplittableBatch: the step cannot be cut for this number of ranks or this micro-batch limit.
         """
         return Block(lambda: self._stepping.enter(copy=copy), self._stepping.leave)
 
@@ -170,10 +171,10 @@ class TrainerHook:
     # --- control ----------------------------------------------------------------------------------
 
     def abort(self, *, group: int | None = None, older_than: int | None = None) -> int:
-        """Abort running requests: of one group, of groups begun before a version, or all; returns how many
-        groups.
+        """Abort the running requests of one group, of groups begun before a version, or of all.
 
         What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
+        Returns how many groups it struck.
         """
         return int(self._session.ask_value(m.Abort, group=group, older_than=older_than) or 0)
 
@@ -225,7 +226,8 @@ class TrainerHook:
     # --- life -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the run in order; idempotent. Records go back, so copy what you still need before."""
+        """Leave the run in order; idempotent. Records go back; tensors that you kept become copies of
+        them."""
         self._session.close()
 
     def __enter__(self) -> Self:

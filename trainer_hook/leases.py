@@ -6,10 +6,15 @@ Invariant: every hand-over of a record is given back once, after the last view o
 dying view runs in any thread at any moment, so it does nothing but append to a deque.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
+from shm.private import make_private
 from trainer_hook.group import Group
 
 
@@ -21,11 +26,14 @@ class Leases:
         """(step, sequence) of each hand-over that ended."""
         self._returned: dict[int, list[int]] = {}
         """The same by step, not told to the hub yet."""
+        self._memories: list[weakref.ref[npt.NDArray[np.uint8]]] = []
         self._num_held = 0
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
         """Watch the records of a batch."""
         self._num_held += len(groups)
+        self._memories = [memory for memory in self._memories if memory() is not None]
+        self._memories += [group.memory for group in groups]
         for group in groups:
             group.on_release(partial(self._note, step))
 
@@ -42,6 +50,17 @@ class Leases:
         """Those of one step."""
         self._collect()
         return self._returned.pop(step, [])
+
+    def keep_views(self) -> None:
+        """Give the views that live memory of their own, before their records go back all the same.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        for memory in self._memories:
+            base = memory()
+            if base is not None:
+                make_private(base.ctypes.data, base.size)
 
     @property
     def num_held(self) -> int:

@@ -100,10 +100,15 @@ class Session:
             if self._unusable is not None:
                 return
             self.report_returned()
-            if self.leases.num_held:
-                log.warning("views_outlive_hook num_records=%d their bytes may change", self.leases.num_held)
+            self._keep_views()
             self.connection.post(m.Goodbye())
             self._let_go("the hook is closed: attach a new one")
+
+    def _keep_views(self) -> None:
+        try:
+            self.leases.keep_views()
+        except OSError as error:
+            log.warning("views_outlive_hook num_records=%d error=%s", self.leases.num_held, error)
 
     def disarm(self) -> None:
         """Become inert, in a forked child."""
