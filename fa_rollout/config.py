@@ -7,7 +7,7 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -22,12 +22,14 @@ class ConfigError(FaRolloutError, ValueError):
     """A configuration that cannot be run; the text names the key, the value and the way out."""
 
 
-class Bytes(int):
-    """A size in bytes; in TOML a number or text such as `"64MiB"`."""
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_TIMES = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600}
 
-
-class Seconds(float):
-    """A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
+Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"units": _SIZES, "example": "64MiB"})]
+"""A size in bytes; in TOML a number or text such as `"64MiB"`."""
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, extra={"units": _TIMES, "example": "30s"})]
+"""A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +110,7 @@ class Reward(_Section):
     """The function takes the list of a group's samples and returns a list."""
     key: str | None = None
     """The function returns a dict, and this entry is the reward."""
-    timeout_s: Seconds = Seconds(60)
+    timeout_s: Seconds = 60.0
     num_workers: Positive = 2
     in_loop: bool = False
     """Call a plain function in the event loop: only for ones that take microseconds."""
@@ -128,7 +130,7 @@ class Engine(_Section):
     """CPU threads of the embedded engine."""
     max_concurrent_samples: Positive = 256
     """Per engine."""
-    request_timeout_s: Seconds = Seconds(600)
+    request_timeout_s: Seconds = 600.0
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
     """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""
 
@@ -136,13 +138,13 @@ class Engine(_Section):
 class Ring(_Section):
     """The shared memory between generator and trainer."""
 
-    bytes: Bytes = Bytes(64 << 20)
+    bytes: Bytes = 64 << 20
     poison: bool = False
     """Overwrite returned records, so that a stale use shows; for tests."""
     checksum_payload: bool = False
     """Checksum whole records, not only their headers; for debugging."""
-    lease_warning_s: Seconds = Seconds(120)
-    lease_deadline_s: Seconds = Seconds(1800)
+    lease_warning_s: Seconds = 120.0
+    lease_deadline_s: Seconds = 1800.0
 
 
 class Trainer(_Section):
@@ -152,9 +154,9 @@ class Trainer(_Section):
     """Data-parallel ranks; None: what the first attaching rank says."""
     max_tokens_per_micro_batch: Positive | None = None
     """None: one micro-batch a rank and step."""
-    stall_s: Seconds = Seconds(600)
+    stall_s: Seconds = 600.0
     """Longest wait for a batch."""
-    pause_lease_s: Seconds = Seconds(600)
+    pause_lease_s: Seconds = 600.0
     """Engines paused for an update go on by themselves after this."""
 
 
@@ -163,10 +165,10 @@ class Run(_Section):
 
     output_dir: str | None = None
     """Folder for the event log; None: no log is kept."""
-    grace_s: Seconds = Seconds(10)
+    grace_s: Seconds = 10.0
     generator_restarts: NotNegative = 5
     """Lives of the generator that may end by accident within ten minutes."""
-    heartbeat_s: Seconds = Seconds(10)
+    heartbeat_s: Seconds = 10.0
     """A generator silent for so long is taken for stopped and is replaced."""
 
 
@@ -183,27 +185,6 @@ class Config(_Section):
     run: Run = Run()
 
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def _parse_quantity(kind: type, value: Any) -> Any:
-    units: dict[str, Any] = _UNITS if kind is Bytes else _TIMES
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if match and match[2].lower() in units:
-        return kind(float(match[1]) * units[match[2].lower()])
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return kind(value)
-    example = "64MiB" if kind is Bytes else "30s"
-    raise ValueError(f'must be a number or text such as "{example}", found {value!r}')
-
-
-def _plain(value: Any) -> Any:
-    """Sizes and times as the numbers that they are: msgspec does not look through subclasses."""
-    return int(value) if isinstance(value, Bytes) else float(value)
-
-
 def from_dict(tree: dict[str, Any]) -> Config:
     """A checked configuration from nested tables.
 
@@ -211,7 +192,7 @@ def from_dict(tree: dict[str, Any]) -> Config:
         ConfigError: a key is unknown or missing, or a value breaks a rule.
     """
     try:
-        config = msgspec.convert(tree, Config, dec_hook=_parse_quantity)
+        config = msgspec.convert(_with_plain_quantities(tree), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), tree)) from None
     if not config.engine.urls and config.engine.model is None:
@@ -221,7 +202,7 @@ def from_dict(tree: dict[str, Any]) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Nested tables of plain numbers and text; `from_dict` takes them back."""
-    return cast(dict[str, Any], msgspec.to_builtins(config, enc_hook=_plain))
+    return cast(dict[str, Any], msgspec.to_builtins(config))
 
 
 def load(path: str | Path) -> Config:
@@ -237,6 +218,42 @@ def load(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} must be TOML: {error}") from error
     return from_dict(tree)
+
+
+def _with_plain_quantities(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same tables with sizes and times that were written as text turned into numbers."""
+    sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    plain = dict(tree)
+    for name in sections.keys() & tree.keys():
+        if isinstance(tree[name], dict):
+            hints = get_type_hints(sections[name], include_extras=True)
+            plain[name] = {
+                key: _plain(f"{name}.{key}", hints[key], value) if key in hints else value
+                for key, value in tree[name].items()
+            }
+    return plain
+
+
+def _plain(key: str, hint: Any, value: Any) -> Any:
+    quantity = _quantity(hint)
+    if quantity is None or not isinstance(value, str):
+        return value
+    units = quantity["units"]
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].lower() not in units:
+        raise ConfigError(f'{key} must be a number or text such as "{quantity["example"]}", found {value!r}')
+    number = float(match[1]) * units[match[2].lower()]
+    return int(number) if units is _SIZES else number
+
+
+def _quantity(hint: Any) -> dict[str, Any] | None:
+    """Units of a type that was declared as `Bytes` or `Seconds`, also inside a union."""
+    for part in get_args(hint):
+        if isinstance(part, msgspec.Meta) and part.extra and "units" in part.extra:
+            return part.extra
+        if inner := _quantity(part):
+            return inner
+    return None
 
 
 def _explain(text: str, tree: dict[str, Any]) -> str:
