@@ -38,12 +38,8 @@ def write_model(folder: Path) -> Path:
 
 
 def write_prompts(path: Path, num_prompts: int = 20) -> Path:
-    """Prompts of 27 characters that differ from the start on: longer than what makes a scripted sequence's key."""
-    rows = [
-        {"prompt": f"{i:04d} is this prompts number", "label": i}
-        | {key: make(i) for key, make in columns.items()}
-        for i in range(num_prompts)
-    ]
+    """Prompts of 27 characters that differ from the start on: more than makes a scripted sequence's key."""
+    rows = [{"prompt": f"{i:04d} is this prompts number", "label": i} for i in range(num_prompts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
