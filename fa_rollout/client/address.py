@@ -19,10 +19,11 @@ def engine_url(address: str, *, default_port: int = DEFAULT_PORT) -> str:
     Raises:
         AddressError: no host, no number as port, or parts that an engine address cannot have.
     """
-    text = address.strip().rstrip("/")
+    text = address.strip()
     scheme, mark, rest = text.partition("://")
     if not mark:
         scheme, rest = "http", text
+    rest = rest.rstrip("/")
     host_port, slash, path = rest.partition("/")
     if host_port.count(":") > 1 and not host_port.startswith("["):
         host_port = f"[{host_port}]"  # a bare IPv6 address: its colons are not a port

@@ -30,21 +30,6 @@ class HttpFailure(Exception):
         """The engine may have the request still: it was sent, and neither answered nor refused."""
 
 
-def open_session(policy: FailurePolicy) -> aiohttp.ClientSession:
-    """A session without a hidden limit of connections, without proxies and cookies.
-
-    Idle connections are dropped before SGLang's HTTP server drops them (after 5 s).
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
-        read_bufsize=1 << 18,
-    )
-
-
 class Engine:
     """The endpoints of one SGLang server, or of a router."""
 

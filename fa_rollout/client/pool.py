@@ -21,10 +21,10 @@ from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.descriptors import allowed_connections
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.engine import open_session
 from fa_rollout.client.errors import ClientError, RequestRefused
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
+from fa_rollout.client.network import open_session
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.probe import EngineInfo
 from fa_rollout.client.recovery import Recovery, Weights
@@ -48,10 +48,12 @@ class EnginePool:
         balance: Balance = Balance.LEAST_LOADED,
         stream: bool = False,
         vocab_size: int | None = None,
+        continue_first: bool = False,
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
-        With `stream`, tokens made before an engine died, or before an abort in its queue, are kept.
+        With `stream`, tokens made before an engine died, or before an abort in its queue, are kept. With
+        `continue_first`, engines that an earlier life of the caller may have left paused go on at the start.
 
         Raises:
             AddressError: an address that cannot be read.
@@ -66,6 +68,7 @@ class EnginePool:
         self._balance = balance
         self._stream = stream
         self._vocab_size = vocab_size
+        self._continue_first = continue_first
         self._clock = ActiveClock()
         self._background = Background()
         self._books = Books()
@@ -87,6 +90,8 @@ class EnginePool:
         ids = WireIds()
         self._fleet = Fleet(self._urls, router=self._router, session=session, policy=self.policy)
         try:
+            if self._continue_first:
+                await self._fleet.continue_(tolerant=True)
             self.engines = await self._fleet.probe_all(ids)
         except BaseException:
             await self._stack.aclose()

@@ -154,6 +154,7 @@ class Core:
         self._schedule()
 
     def _abort(self, job: Job) -> None:
+        self.decoder.advance(time.monotonic())
         if job.is_running and self.pause_mode == "in_place":
             job.is_abort_pending = True
         elif job.is_running:

@@ -1,0 +1,268 @@
+"""One failure policy: what is tried again, how often, where, and when it is given up."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fa_rollout.client import (
+    Completion,
+    EngineOverloaded,
+    EnginePool,
+    EngineUnavailable,
+    FailureClass,
+    InvalidReply,
+    RequestFailed,
+    RequestRefused,
+)
+from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
+from tests.client.client_kit import PROMPT, ask, ask_many, assert_true, quick, run_with, sent, until
+
+
+def faulty(*rules: Rule, **settings: Any) -> ScriptedEngine:
+    """An engine with these faults for samples; the ids of samples begin with an r, the probe's does not."""
+    return ScriptedEngine.start(Script(lengths=Lengths(tokens=8)), rules=list(rules), **settings)
+
+
+def overload(**changes: Any) -> Rule:
+    return Rule(
+        rid="-r", status=503, body='{"object":"error","message":"The request queue is full."}', **changes
+    )
+
+
+def test_an_overload_is_tried_again_until_it_is_over() -> None:
+    with faulty(overload(times=3)) as engine:
+        completion = run_with(engine, ask)
+        assert_true(completion)
+        rids = [r.rid for r in sent(engine)]
+        assert len(rids) == len(set(rids)) == 4
+
+
+def test_what_the_engine_refuses_is_sent_once_and_opens_no_circuit() -> None:
+    with faulty(Rule(rid="-r", status=400, body='{"error":{"message":"too long"}}', times=20)) as engine:
+
+        async def work(pool: EnginePool) -> list[Completion | BaseException]:
+            refused = await ask_many(pool, 20)
+            assert all(isinstance(r, RequestRefused) for r in refused)
+            assert "too long" in str(refused[0])
+            assert engine.url in str(refused[0])
+            return [await ask(pool)]
+
+        assert_true(run_with(engine, work, policy=quick(circuit_failures=2))[0])  # type: ignore[arg-type]
+        assert len(sent(engine)) == 21
+
+
+def test_a_socket_that_the_server_dropped_when_idle_costs_nothing() -> None:
+    with faulty(idle_timeout_s=0.3) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            await ask(pool, "r1")
+            await asyncio.sleep(0.4)
+            await ask(pool, "r2")
+
+        run_with(engine, work)
+        assert len(sent(engine)) == 2
+
+
+def test_refusals_at_once_come_again_spread_out() -> None:
+    with faulty(overload(times=200)) as engine:
+        policy = quick(overload_base_s=2.0, backoff_cap_s=4.0, max_attempts=8)
+        results = run_with(engine, lambda pool: ask_many(pool, 200), policy=policy)
+        assert all(isinstance(r, Completion) for r in results)
+        retries = sorted(r.time_s for r in sent(engine))[200:]
+        assert retries[-1] - retries[0] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "failure"),
+    [
+        (overload(), EngineOverloaded, FailureClass.OVERLOAD),
+        (Rule(rid="-r", status=500, body="broken"), RequestFailed, FailureClass.TRANSIENT),
+        (Rule(rid="-r", drop="before"), RequestFailed, FailureClass.TRANSIENT),
+        (Rule(rid="-r", drop="middle"), RequestFailed, FailureClass.TRANSIENT),
+    ],
+)
+def test_what_never_ends_is_given_up_after_exactly_the_configured_attempts(
+    rule: Rule, kind: type[RequestFailed], failure: FailureClass
+) -> None:
+    with faulty(rule) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            results = await ask_many(pool, 3)
+            assert [type(r) for r in results] == [kind] * 3
+            assert "attempt 3" in str(results[0])
+            assert engine.url in str(results[0])
+            assert pool.statistics().lanes[0].failures == {failure: 9}
+            assert pool.statistics().num_in_flight == 0
+
+        run_with(engine, work, policy=quick(max_attempts=3, circuit_failures=100))
+        assert len(sent(engine)) == 9
+
+
+@pytest.mark.parametrize("drop", ["before", "middle"])
+def test_a_dropped_connection_is_tried_again_and_the_old_attempt_is_ended_by_its_own_id(drop: Any) -> None:
+    with faulty(Rule(rid="-r", drop=drop, times=1)) as engine:
+
+        async def work(pool: EnginePool) -> Completion:
+            completion = await ask(pool)
+            await until(lambda: len(sent(engine, "/abort_request")) == 1)
+            assert pool.statistics().num_orphans_aborted == 1
+            return completion
+
+        assert_true(run_with(engine, work))
+        first, _ = sent(engine)
+        assert [r.rid for r in sent(engine, "/abort_request")] == [first.rid]
+
+
+@pytest.mark.parametrize(
+    "corrupt", ["null", "nan", "-inf", "positive", "short", "absent", "ids", "unfinished"]
+)
+def test_an_answer_that_is_not_true_is_refused_with_its_reason_and_not_asked_for_again(corrupt: Any) -> None:
+    with faulty(Rule(rid="-r", corrupt=corrupt, times=1)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            with pytest.raises(InvalidReply, match=engine.url):
+                await ask(pool, "r1")
+            assert pool.statistics().lanes[0].failures == {FailureClass.INVALID: 1}
+            assert_true(await ask(pool, "r2"))
+
+        run_with(engine, work)
+        assert len(sent(engine)) == 2
+
+
+@pytest.mark.parametrize("corrupt", ["zero", "negative_zero"])
+def test_a_log_probability_of_zero_is_legal(corrupt: Any) -> None:
+    with faulty(Rule(rid="-r", corrupt=corrupt)) as engine:
+        completion = run_with(engine, ask)
+        assert 0.0 in completion.logprobs
+
+
+@pytest.mark.parametrize("ids", [[31999, 32000], [-1, 4], []])
+def test_ids_that_would_kill_an_engine_are_never_sent(ids: list[int]) -> None:
+    with faulty() as engine:
+
+        async def work(pool: EnginePool) -> None:
+            with pytest.raises(RequestRefused, match="input_ids must"):
+                await ask(pool, input_ids=np.array(ids, np.int64))
+
+        run_with(engine, work, vocab_size=32000)
+        assert sent(engine) == []
+
+
+def test_requests_move_to_other_engines_when_one_fails() -> None:
+    with faulty(Rule(rid="-r", status=500)) as broken, faulty() as good:
+
+        async def work(pool: EnginePool) -> None:
+            results = await ask_many(pool, 40)
+            for result in results:
+                assert isinstance(result, Completion)
+                assert_true(result)
+                assert result.engine == good.url
+            states = {lane.url: lane.circuit for lane in pool.statistics().lanes}
+            assert states == {broken.url: "open", good.url: "closed"}
+            before = len(sent(broken))
+            await ask_many(pool, 40)
+            assert len(sent(broken)) == before
+
+        run_with([broken.url, good.url], work, policy=quick(circuit_failures=3, probe_interval_s=60.0))
+
+
+def test_an_engine_that_comes_back_gets_requests_again() -> None:
+    with faulty(Rule(rid="-r", status=502)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            call = asyncio.create_task(ask(pool))
+            await until(lambda: pool.statistics().lanes[0].circuit == "open")
+            engine.configure(rules=[])
+            assert_true(await call)
+            assert pool.statistics().lanes[0].circuit == "closed"
+
+        run_with(engine, work, policy=quick(circuit_failures=2, max_attempts=4, backoff_base_s=0.01))
+
+
+def test_when_all_engines_are_gone_each_is_named_with_its_last_error() -> None:
+    with faulty() as first, faulty() as second:
+
+        async def work(pool: EnginePool) -> None:
+            assert_true(await ask(pool, "r0"))
+            first.stop()
+            second.stop()
+            results = await ask_many(pool, 10)
+            assert {type(r) for r in results} == {EngineUnavailable}
+            for engine in (first, second):
+                assert engine.url in str(results[0])
+            assert "Connect" in str(results[0])
+            with pytest.raises(EngineUnavailable):  # no fresh wait while the outage lasts
+                await asyncio.wait_for(ask(pool, "late"), 0.2)
+
+        policy = quick(circuit_failures=2, max_attempts=8, unavailable_timeout_s=0.5, backoff_base_s=0.01)
+        run_with([first.url, second.url], work, policy=policy)
+
+
+def test_an_engine_that_is_not_up_at_the_start_is_named() -> None:
+    with faulty() as engine:
+
+        async def start() -> None:
+            async with EnginePool([engine.url, "127.0.0.1:9"], policy=quick(start_timeout_s=0.7)):
+                pass
+
+        with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:9") as caught:
+            asyncio.run(start())
+        assert engine.url not in str(caught.value)
+
+
+def test_a_slow_start_is_waited_for() -> None:
+    with faulty(Rule(path="/model_info", status=503, body="loading", times=2)) as engine:
+        assert_true(run_with(engine, ask))
+
+
+def test_an_identifier_in_use_is_refused() -> None:
+    with faulty(Rule(rid="-r", delay_s=0.3)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            call = asyncio.create_task(ask(pool, "r-same"))
+            await asyncio.sleep(0.05)
+            with pytest.raises(ValueError, match="'r-same' in use"):
+                await ask(pool, "r-same")
+            await call
+
+        run_with(engine, work)
+
+
+def test_a_streamed_answer_equals_a_plain_one() -> None:
+    with ScriptedEngine.start(lengths=Lengths(tokens=300), tokens_per_s=1500.0) as engine:
+        plain = run_with(engine, ask)
+        streamed = run_with(engine, ask, stream=True)
+        np.testing.assert_array_equal(plain.output_ids, streamed.output_ids)
+        np.testing.assert_array_equal(plain.logprobs, streamed.logprobs)
+        assert streamed.finish == "stop"
+        assert sent(engine)[-1].body["sampling_params"]["stream_interval"] > 1
+
+
+def test_with_streaming_the_tokens_made_before_an_engine_died_are_kept() -> None:
+    with ScriptedEngine.start(lengths=Lengths(tokens=5000), tokens_per_s=1000.0) as engine:
+
+        async def work(pool: EnginePool) -> Completion:
+            call = asyncio.create_task(ask(pool))
+            await asyncio.sleep(0.5)
+            engine.process.kill()
+            return await call
+
+        completion = run_with(engine, work, stream=True)
+        assert completion.finish == "abort"
+        assert 0 < len(completion.output_ids) < 5000
+        assert_true(completion)
+
+
+def test_an_error_inside_a_stream_is_classed_by_its_code() -> None:
+    event = 'data: {"error":{"message":"input too long","code":400}}\n\ndata: [DONE]\n\n'
+    with faulty(Rule(rid="-r", body=event)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            with pytest.raises(RequestRefused, match="input too long"):
+                await ask(pool)
+
+        run_with(engine, work, stream=True)
+        assert len(sent(engine)) == 1
+        assert sent(engine)[0].input_ids_start == PROMPT[:16].tolist()
