@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.job import Ending, Job
@@ -161,8 +162,8 @@ class Dispatcher:
         assert self._runner is not None
         try:
             return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
-        except RewardWorkersLost:
-            raise  # no group can be scored any more
+        except (RewardWorkersLost, EndlessRejection):
+            raise  # no group can become a record any more
         except Exception as error:  # user code runs in there: its mistake ends a group, not the run
             logger.exception("event=group_raised group=%d", job.assignment.group)
             text = "".join(traceback.format_exception_only(error)).strip()

@@ -80,7 +80,7 @@ class Generator:
             tokenizer=parts.tokenizer,
             rollout=Rollout(self._requester, parts.tokenizer, config.sampling, parts.generate),
             rewards=parts.rewards,
-            rejection=parts.rejection,
+            group_filter=parts.group_filter,
             outbox=self._outbox,
         )
         self._updates = EngineUpdates(

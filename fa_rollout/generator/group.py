@@ -23,6 +23,7 @@ from fa_rollout.data.chat import PromptError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.filters import FilterOutcome, GroupFilter, RejectionBound, default_bound
 from fa_rollout.generator.assemble import GroupRecord, Identity, build_record
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.job import Ending, Job
@@ -37,8 +38,6 @@ from trainer_hook.messages import Settlement
 
 Slot = Callable[[Job], AbstractAsyncContextManager[None]]
 """A place among the samples that engines work on at once."""
-Rejection = Callable[[list[Sample]], str | None]
-"""Why a group does not pass the filter; None when it does."""
 
 
 class GroupRunner:
@@ -52,7 +51,7 @@ class GroupRunner:
         tokenizer: Tokenizer,
         rollout: Rollout,
         rewards: RewardRunner,
-        rejection: Rejection,
+        group_filter: GroupFilter | None,
         outbox: Outbox,
     ) -> None:
         self._config = config
@@ -60,14 +59,17 @@ class GroupRunner:
         self._tokenizer = tokenizer
         self._rollout = rollout
         self._rewards = rewards
-        self._rejection = rejection
+        self._filter = group_filter
+        bound = config.rollout.max_rejections or default_bound(len(source))
+        self._rejections = RejectionBound(config.rollout.filter or "", bound)
         self._outbox = outbox
 
     async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
         """Carry a group out; None when it is committed.
 
         Raises:
-            Exception: what user code raised in a custom generate function or a filter.
+            EndlessRejection: the filter has rejected too many groups in a row.
+            Exception: what user code raised in a custom generate function.
         """
         started_s = time.monotonic()
         executions: list[list[Sample]] = []
@@ -77,9 +79,9 @@ class GroupRunner:
                 executions = await self._execute(job, slot, row, prompt_ids)
                 scores = await self._score(executions)
             samples = [sample for execution in executions for sample in execution]
-            reason = self._rejection([execution[-1] for execution in executions])
-            if reason is not None:
-                return _ending(Settlement.FILTERED, reason, executions)
+            rejected = self._judge(executions)
+            if rejected is not None:
+                return _ending(Settlement.FILTERED, rejected, executions)
             record = self._record(job, row, samples, scores, started_s)
             await self._outbox.put(record)
         except (SampleFailed, ClientError, PromptError, RecordTooLarge) as error:
@@ -126,6 +128,17 @@ class GroupRunner:
             for sample in execution:
                 sample.reward = execution[-1].reward if sample.reward is None else sample.reward
         return [sample.reward for sample in last if sample.reward is not None]
+
+    def _judge(self, executions: list[list[Sample]]) -> str | None:
+        """Why the filter rejects a group; None when it keeps it, or there is no filter."""
+        if self._filter is None:
+            return None
+        members = [execution[0] if len(execution) == 1 else execution for execution in executions]
+        verdict = self._filter(members)
+        if verdict.outcome is FilterOutcome.FAILED:
+            raise SampleFailed(f"filter: {verdict.reason}")
+        self._rejections.record(verdict)
+        return verdict.reason if verdict.outcome is FilterOutcome.REJECTED else None
 
     def _record(
         self, job: Job, row: Row, samples: list[Sample], scores: list[float], started_s: float

@@ -21,6 +21,7 @@ import msgspec
 
 from fa_rollout.client.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
+from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
@@ -54,7 +55,7 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int) -> int:
     with life.watching(), contextlib.closing(link):
         try:
             end = await _work(link, ring_fd, life)
-        except (ConfigError, ClientError) as error:
+        except (ConfigError, ClientError, EndlessRejection) as error:
             await _tell(link, GaveUp(error=type(error).__name__, text=_text(error)))
             return EXIT_GAVE_UP
         except Exception as error:
@@ -83,7 +84,7 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     life.grace_s = float(config.run.grace_s)
     resume = await link.receive()
     assert isinstance(resume, Resume), "the hub's first message is Resume"
-    parts = await open_parts(config, ring_fd, stack)
+    parts = await open_parts(config, resume, ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     await bring_to_version(parts.pool, resume)
     return generator

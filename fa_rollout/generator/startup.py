@@ -17,8 +17,8 @@ from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.dotted import resolve
+from fa_rollout.filters import GroupFilter
 from fa_rollout.generator.custom import Generate
-from fa_rollout.generator.group import Rejection
 from fa_rollout.generator.tasks import first_error
 from fa_rollout.generator.updates import ENGINE_MODE
 from fa_rollout.generator.versions import VersionBook, parse_label
@@ -37,12 +37,12 @@ class Parts:
     source: PromptSource
     tokenizer: Tokenizer
     rewards: RewardRunner
-    rejection: Rejection
+    group_filter: GroupFilter | None
     generate: Generate | None
     pool: EnginePool
 
 
-async def open_parts(config: Config, ring_fd: int, stack: AsyncExitStack) -> Parts:
+async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncExitStack) -> Parts:
     """Open all parts at once; `stack` closes them.
 
     Raises:
@@ -54,9 +54,11 @@ async def open_parts(config: Config, ring_fd: int, stack: AsyncExitStack) -> Par
         router=config.engine.router,
         max_concurrent_samples=config.engine.max_concurrent_samples,
         policy=FailurePolicy(request_timeout_s=config.engine.request_timeout_s),
+        continue_first=resume.incarnation > 1,  # the life before may have died in the middle of an update
     )
     rewards = RewardRunner(config.reward)
-    generate, rejection = _generate(config), _rejection(config)
+    generate = _generate(config)
+    group_filter = None if config.rollout.filter is None else GroupFilter.load(config.rollout.filter)
     with first_error():
         async with asyncio.TaskGroup() as tasks:
             segment = tasks.create_task(asyncio.to_thread(Segment.attach, ring_fd, writable=True))
@@ -68,7 +70,7 @@ async def open_parts(config: Config, ring_fd: int, stack: AsyncExitStack) -> Par
         source=source.result(),
         tokenizer=tokenizer.result(),
         rewards=rewards,
-        rejection=rejection,
+        group_filter=group_filter,
         generate=generate,
         pool=pool,
     )
@@ -131,9 +133,3 @@ def _generate(config: Config) -> Generate | None:
             f"found {function!r}"
         )
     return cast(Generate, function)
-
-
-def _rejection(config: Config) -> Rejection:
-    if config.rollout.filter is None:
-        return lambda samples: None
-    raise NotImplementedError

@@ -109,7 +109,6 @@ class HubEnd:
         ring_bytes: int = 1 << 20,
         version: int = 0,
         weights: str | None = None,
-        command: list[str] | None = None,
     ) -> None:
         self.segment = Segment.create(ring_bytes)
         self.table = RingTable(ring_bytes)
@@ -118,9 +117,16 @@ class HubEnd:
         self.version = version
         self.weights = weights
         self.said: list[m.Message] = []
-        self.start(command or [sys.executable, "-m", "fa_rollout.generator"])
+        self.start()
 
-    def start(self, command: list[str]) -> None:
+    def restart(self) -> None:
+        """Kill the generator and begin its next life, as the hub does: what it sent counts."""
+        self.process.kill()
+        self.exit_code()
+        self.channel.close()
+        self.start()
+
+    def start(self) -> None:
         """Begin a life of the generator."""
         head, sequence = self.table.restart()
         ours, theirs = socket.socketpair()
@@ -134,7 +140,7 @@ class HubEnd:
         )
         with theirs:
             self.process = subprocess.Popen(
-                [*command, *map(str, arguments)],
+                [sys.executable, "-m", "fa_rollout.generator", *map(str, arguments)],
                 pass_fds=(theirs.fileno(), self.segment.fd),
                 start_new_session=True,
                 cwd=ROOT,
