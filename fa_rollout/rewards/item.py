@@ -1,10 +1,10 @@
 """The books of a pool: what a score waits for, and the calls that it is made of."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fa_rollout.rewards.outcomes import Outcomes, RewardFailed, RewardOutcome
-from fa_rollout.rewards.process import WorkerProcess
+from fa_rollout.sample import Sample
 
 
 @dataclass(slots=True, eq=False)
@@ -32,50 +32,13 @@ class Item:
     job: Job
     first: int
     """Index in the job of the first of its samples."""
-    num_samples: int
-    payload: bytes
+    samples: list[Sample]
+    payload: bytes = b""
+    """The samples pickled, only from shortly before they are sent until they are."""
     num_deaths: int = 0
     """Workers that died on it."""
 
     def finish(self, outcomes: Outcomes) -> None:
         if isinstance(outcomes, RewardFailed):
-            outcomes = [outcomes] * self.num_samples
+            outcomes = [outcomes] * len(self.samples)
         self.job.deliver(self.first, outcomes)
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """Where a worker lives; when it dies the next one moves in."""
-
-    process: WorkerProcess | None = None
-    ready: bool = False
-    items: dict[int, Item] = field(default_factory=dict)
-    """What the worker holds, by ticket, in the order of sending: it is on the first."""
-    since_s: float = 0.0
-    """When it began the one it is on; until it is ready, when it was started."""
-    window: int = 1
-    """Items it may hold; grows while they are quick."""
-    num_deaths: int = 0
-    """In a row: neither a start nor an item has succeeded since."""
-    start_at_s: float = 0.0
-    """When the next worker may move in."""
-
-    def has_room(self) -> bool:
-        return self.ready and len(self.items) < self.window
-
-    def take_away(self) -> dict[int, Item]:
-        """Empty the place; what the worker held is the caller's."""
-        items, self.items = self.items, {}
-        self.process, self.ready, self.window = None, False, 1
-        return items
-
-
-@dataclass(slots=True, eq=False)
-class Ending:
-    """A killed worker until it is reaped, and what it held."""
-
-    process: WorkerProcess
-    items: dict[int, Item]
-    cause: str
-    timed_out: int | None = None
-    """Ticket of the item that ran too long; None where the worker died by itself."""

@@ -49,8 +49,10 @@ class LoopScorer:
     def _call(self, samples: list[Sample]) -> Outcomes:
         try:
             result = self._function(self._shape.argument(samples))
-        # The user's function may raise anything; all of it is a failed reward.
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
+        except BaseException as error:
             return raised(error)
         if inspect.isawaitable(result):
             text = "the function returned an awaitable; write it as `async def`, so that it is awaited"

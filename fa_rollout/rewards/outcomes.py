@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.sample import FloatArray
+from shm.errors import FaRolloutError
 
 TOKEN_REWARDS = "token_rewards"
 """Entry of a reward dict that holds one reward per response token."""
+
+
+class RewardWorkersLost(FaRolloutError, RuntimeError):
+    """No worker process can be started any more: there will be no outcome."""
 
 
 class FailureReason(StrEnum):

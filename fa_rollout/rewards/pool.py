@@ -22,29 +22,18 @@ from collections.abc import Iterable
 from fa_rollout.config import ConfigError
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.function import Kind
-from fa_rollout.rewards.item import Ending, Item, Job, Place
-from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed, RewardOutcome
+from fa_rollout.rewards.item import Item, Job
+from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, RewardWorkersLost
+from fa_rollout.rewards.place import Ending, Place, Verdict, backoff_s, judge, next_window
 from fa_rollout.rewards.process import WorkerProcess
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
-from shm.errors import FaRolloutError
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.02
-SLOW_S = 0.02
-"""An item that runs longer than this keeps no others waiting behind it."""
-MAX_WINDOW = 16
-START_TIMEOUT_S = 180.0
 CLOSE_S = 2.0
-MAX_DEATHS = 2
-"""Workers that may die on an item before it counts as failed."""
 MAX_FAILED_STARTS = 5
-MAX_BACKOFF_S = 5.0
-
-
-class RewardWorkersLost(FaRolloutError, RuntimeError):
-    """No reward worker can be started any more."""
 
 
 class WorkerPool:
@@ -65,8 +54,6 @@ class WorkerPool:
         self._supervisor: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Kind] | None = None
         self._lost: RewardWorkersLost | None = None
-
-    # --- life ------------------------------------------------------------------------------------------
 
     async def start(self) -> Kind:
         """Start the workers; returns when each has loaded the function, with how it wants to be called.
@@ -115,8 +102,6 @@ class WorkerPool:
         """Workers that have the function loaded."""
         return sum(place.ready for place in self._places)
 
-    # --- scoring ---------------------------------------------------------------------------------------
-
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
         """One outcome a sample, in order.
 
@@ -138,35 +123,39 @@ class WorkerPool:
 
     def _enqueue(self, samples: list[Sample], job: Job, first: int) -> None:
         self._num_tickets += 1
-        item = Item(ticket=self._num_tickets, job=job, first=first, num_samples=len(samples), payload=b"")
+        item = Item(ticket=self._num_tickets, job=job, first=first, samples=samples)
         if self._lifeline is None:
             item.finish(RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed"))
-            return
-        try:
-            item.payload = wire.dump(samples)
-        # Metadata and labels may hold anything, and each kind of object fails in its own way.
-        except Exception as error:
-            text = f"a sample must be picklable to reach a reward worker: {type(error).__name__}: {error}"
-            item.finish(RewardFailed(reason=FailureReason.NOT_SENT, text=text))
-            return
-        self._queue.append(item)
+        else:
+            self._queue.append(item)
 
     def _feed(self) -> None:
         """Send waiting items to workers with room, the oldest to the one with the least before it."""
         while self._queue:
-            if self._queue[0].job.future.done():
-                self._queue.popleft()
-                continue
             place = min(filter(Place.has_room, self._places), key=lambda p: len(p.items), default=None)
             if place is None or place.process is None:
                 return
             item = self._queue[0]
-            if not place.process.send(item.ticket, item.payload):
+            if item.job.future.done() or not self._packed(item):
+                self._queue.popleft()
+            elif place.process.send(item.ticket, item.payload):
+                self._queue.popleft()
+                place.take_in(item)
+            else:
                 return
-            self._queue.popleft()
-            if not place.items:
-                place.since_s = time.monotonic()
-            place.items[item.ticket] = item
+
+    def _packed(self, item: Item) -> bool:
+        """Pickle an item's samples; False where they cannot be, and the item has ended."""
+        if item.payload:
+            return True
+        try:
+            item.payload = wire.dump(item.samples)
+        # Metadata and labels may hold anything, and each kind of object fails in its own way.
+        except Exception as error:
+            text = f"a sample must be picklable to reach a reward worker: {type(error).__name__}: {error}"
+            item.finish(RewardFailed(reason=FailureReason.NOT_SENT, text=text))
+            return False
+        return True
 
     def _requeue(self, items: Iterable[Item]) -> None:
         """Back to the front of the queue, in order of age."""
@@ -180,10 +169,15 @@ class WorkerPool:
         self._queue.clear()
         return found
 
-    # --- answers ---------------------------------------------------------------------------------------
+    def _on_readable(self, place: Place) -> None:
+        try:
+            self._on_answers(place)
+        # A fault of this package: unless it is passed on, those who wait would never be told.
+        except Exception as error:
+            self._give_up(f"an answer of a reward worker cannot be read: {error!r}", error)
 
     def _on_answers(self, place: Place) -> None:
-        """Reader callback: whatever a worker has sent."""
+        """Take in whatever a worker has sent."""
         assert place.process is not None
         for ticket, answer in place.process.receive():
             match answer:
@@ -193,7 +187,8 @@ class WorkerPool:
                     self._on_failed_start(place, text)
                     return
                 case Done(outcomes, elapsed_s):
-                    self._on_done(place.items.pop(ticket), outcomes, elapsed_s)
+                    place.items.pop(ticket).finish(outcomes)
+                    self.busy_s += elapsed_s
                     place.num_deaths = 0
                     place.since_s = time.monotonic()
                     place.window = next_window(place.window, elapsed_s)
@@ -204,18 +199,12 @@ class WorkerPool:
         if self._started is not None and not self._started.done() and all(p.ready for p in self._places):
             self._started.set_result(kind)
 
-    def _on_done(self, item: Item, outcomes: Outcomes, elapsed_s: float) -> None:
-        self.busy_s += elapsed_s
-        item.finish(outcomes)
-
-    # --- supervision -----------------------------------------------------------------------------------
-
     async def _supervise(self) -> None:
         try:
             while True:
                 await asyncio.sleep(TICK_S)
                 self._tick(time.monotonic())
-        # A fault of this file: without the supervisor nobody who waits would ever be told.
+        # As in `_on_readable`.
         except Exception as error:
             self._give_up(f"the supervisor failed: {error!r}", error)
             raise
@@ -231,18 +220,23 @@ class WorkerPool:
         self._feed()
 
     def _look_after(self, place: Place, process: WorkerProcess, now_s: float) -> None:
-        running_s = now_s - place.since_s
         if (how := process.died()) is not None:
             self._on_death(place, process, how)
-        elif not place.ready and running_s > START_TIMEOUT_S:
-            self._on_failed_start(place, f"the function was not loaded after {START_TIMEOUT_S:.0f} s")
-        elif place.items and running_s > self._timeout_s:
-            self._on_answers(place)
-            if place.items and now_s - place.since_s > self._timeout_s:
-                self._end(place, "a reward ran too long", timed_out=next(iter(place.items)))
-        elif len(place.items) > 1 and running_s > SLOW_S:
-            place.window = 1
-            self._requeue([place.items.pop(ticket) for ticket in process.take_back()])
+            return
+        running_s = now_s - place.since_s
+        match judge(
+            ready=place.ready,
+            num_held=len(place.items),
+            running_s=running_s,
+            timeout_s=self._timeout_s,
+        ):
+            case Verdict.NOT_LOADED:
+                self._on_failed_start(place, f"the function was not loaded in {running_s:.0f} s")
+            case Verdict.OVERDUE:
+                self._end(place, "a reward ran too long", overdue=next(iter(place.items.values())))
+            case Verdict.BEHIND:
+                place.window = 1
+                self._requeue([place.items.pop(ticket) for ticket in process.take_back()])
 
     def _on_death(self, place: Place, process: WorkerProcess, how: str) -> None:
         self._on_answers(place)
@@ -263,7 +257,7 @@ class WorkerPool:
         except OSError as error:
             self._on_failed_start(place, f"a worker process cannot be started: {error}")
             return
-        asyncio.get_running_loop().add_reader(place.process.channel, self._on_answers, place)
+        asyncio.get_running_loop().add_reader(place.process.channel, self._on_readable, place)
 
     def _on_failed_start(self, place: Place, text: str) -> None:
         if place.process is not None:
@@ -283,66 +277,25 @@ class WorkerPool:
     def _give_up(self, text: str, cause: BaseException | None = None) -> None:
         self._lost = RewardWorkersLost(text)
         self._lost.__cause__ = cause
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(self._lost)
         for item in self._take_all_items():
             if not item.job.future.done():
                 item.job.future.set_exception(self._lost)
 
-    # --- ends of workers -------------------------------------------------------------------------------
-
-    def _end(self, place: Place, cause: str, timed_out: int | None = None) -> None:
+    def _end(self, place: Place, cause: str, overdue: Item | None = None) -> None:
         """Kill a worker and free its place; its items are settled when it is gone for certain."""
         process = place.process
         assert process is not None
         asyncio.get_running_loop().remove_reader(process.channel)
         process.kill()
-        self._endings.append(Ending(process, place.take_away(), cause, timed_out))
+        self._endings.append(Ending(process, place.take_away(), cause, overdue))
 
     def _reap(self) -> bool:
         """Settle what the workers held that are gone now; whether some are not yet."""
         gone = [ending for ending in self._endings if ending.process.reaped()]
         self._endings = [ending for ending in self._endings if ending not in gone]
         for ending in gone:
-            self._settle(ending)
+            self._requeue(ending.settle(self._timeout_s))
             ending.process.close()
         return bool(self._endings)
-
-    def _settle(self, ending: Ending) -> None:
-        """Answers that it sent before its end count; what it had not begun goes to others."""
-        items = ending.items
-        for ticket, answer in ending.process.receive():
-            if isinstance(answer, Done) and ticket in items:
-                self._on_done(items.pop(ticket), answer.outcomes, answer.elapsed_s)
-        again = [items.pop(ticket) for ticket in ending.process.take_back() if ticket in items]
-        for item in items.values():
-            failure = self._failure_of(item, ending)
-            if failure is None:
-                again.append(item)
-            else:
-                item.finish(failure)
-        self._requeue(again)
-
-    def _failure_of(self, item: Item, ending: Ending) -> RewardFailed | None:
-        """How the item ends that a worker was on; None: it is tried again."""
-        if ending.timed_out == item.ticket:
-            text = (
-                f"the reward ran longer than reward.timeout_s = {self._timeout_s:g} s; its worker was killed"
-            )
-            return RewardFailed(reason=FailureReason.TIMEOUT, text=text)
-        if ending.timed_out is None:
-            item.num_deaths += 1
-        if item.num_deaths < MAX_DEATHS:
-            return None
-        text = f"the worker process died on this sample {MAX_DEATHS} times, the last time with {ending.cause}"
-        return RewardFailed(reason=FailureReason.WORKER_DIED, text=text)
-
-
-def next_window(window: int, elapsed_s: float) -> int:
-    """Items that a worker may hold after one took `elapsed_s`: as many as keep it busy, and no more."""
-    if elapsed_s > SLOW_S:
-        return 1
-    return min(2 * window, MAX_WINDOW) if elapsed_s < SLOW_S / 4 else window
-
-
-def backoff_s(num_deaths: int) -> float:
-    """Wait before the next worker, after deaths in a row before this one."""
-    return 0.0 if not num_deaths else min(0.1 * 2.0 ** (num_deaths - 1), MAX_BACKOFF_S)

@@ -37,7 +37,7 @@ def send(end: socket.socket, ticket: int, payload: bytes) -> None:
         BrokenPipeError, ConnectionResetError: the other side is gone.
     """
     if len(payload) <= _MAX_INLINE:
-        end.send(_TICKET.pack(ticket) + payload)
+        end.sendmsg([_TICKET.pack(ticket), payload])
         return
     fd = os.memfd_create("reward")
     try:

@@ -34,6 +34,8 @@ def main() -> None:
     arguments = parser.parse_args()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (arguments.channel_fd, arguments.lifeline_fd):
+        os.set_inheritable(fd, False)
     _die_with(arguments.parent_pid, arguments.lifeline_fd)
     with socket.socket(fileno=arguments.channel_fd) as channel:
         _serve(channel)
@@ -72,8 +74,8 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
             text = "the function returned an awaitable; write it as `async def`, so that the loop awaits it"
             return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
         return shape.outcomes(result, samples)
-    # The user's function may raise anything; all of it is a failed reward.
-    except (Exception, SystemExit) as error:
+    # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
+    except BaseException as error:
         return raised(error)
     finally:
         # An alarm that the function left running must not hit the next sample, or the loop above.
