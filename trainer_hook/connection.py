@@ -12,7 +12,7 @@ import time
 
 from shm import errors as shm_errors
 from shm.channel import Channel
-from shm.errors import ChannelError, ChannelTimeout, FaRolloutError
+from shm.errors import ChannelError, ChannelTimeout, FaRolloutError, MessageTooLarge
 from trainer_hook import errors as hook_errors
 from trainer_hook.errors import HookError, HubLost, Stalled
 from trainer_hook.messages import (
@@ -57,11 +57,17 @@ class Connection:
         return next(self._numbers)
 
     def post(self, message: Message) -> None:
-        """Send a message. Never raises: a hub that is gone is noticed by `check` or the next wait."""
+        """Send a message; that the hub is gone is told by `check` or the next wait, not here.
+
+        Raises:
+            MessageTooLarge: the message is beyond the channel's limit.
+        """
         if self._end is not None:
             return
         try:
             self._channel.send(encode(message), timeout_s=SEND_TIMEOUT_S)
+        except MessageTooLarge:
+            raise
         except ChannelTimeout:
             log.warning("hub_reads_nothing message=%s", type(message).__name__)
         except ChannelError as error:
@@ -75,8 +81,8 @@ class Connection:
 
     def ask(self, request: Message, *, timeout_s: float, waits_for: str) -> Message:
         """Send a request and wait for its answer. Raises as `wait` does."""
-        self.begin(request)
         try:
+            self.begin(request)
             return self.wait(_number(request), timeout_s=timeout_s, waits_for=waits_for)
         finally:
             self.forget(_number(request))

@@ -1,5 +1,4 @@
-"""What all hook calls share: one connection, one turn at a time, and the state that says which calls may be
-made.
+"""What all hook calls share: one connection, one turn at a time, and what says which calls may be made.
 
 Invariant: a call runs alone, on a usable hook, after the records that became free were reported and what
 the hub had to say was read. In a forked child nothing runs and nothing is reported: records and connection
@@ -46,7 +45,9 @@ class Session:
         self.inside: str | None = None
         """The block that is open, in words."""
         self._segment = attached.segment
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        """Thread that makes a call now."""
         self._unusable: str | None = None
         disarm_in_children(self)
 
@@ -55,10 +56,11 @@ class Session:
         """A hook call. `outside`: it cannot be made inside a block.
 
         Raises:
-            HookStateError: the hook is closed, was inherited by a fork, or a block is open.
+            HookStateError: the hook is closed or was inherited by a fork, a block is open, or another call of
+                this thread is running.
             HookError: what ended the run, by its own class.
         """
-        with self._lock:
+        with self._turn():
             if self._unusable is not None:
                 raise HookStateError(self._unusable)
             if outside and self.inside is not None:
@@ -68,9 +70,23 @@ class Session:
             yield
 
     @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            raise HookStateError(
+                "a hook call cannot be made while another one of the same thread runs, as from a signal "
+                "handler: set a flag there and look at it between two calls, or raise"
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    @contextmanager
     def leaving(self) -> Iterator[bool]:
         """The end of a block; gives whether the hub can still be told of it."""
-        with self._lock:
+        with self._turn():
             self.inside = None
             yield self._unusable is None
 
@@ -96,7 +112,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the run in order; idempotent."""
-        with self._lock:
+        with self._turn():
             if self._unusable is not None:
                 return
             self.report_returned()
@@ -112,7 +128,8 @@ class Session:
 
     def disarm(self) -> None:
         """Become inert, in a forked child."""
-        self._lock = threading.RLock()  # a thread that the child does not have may hold the old one
+        self._lock = threading.Lock()  # a thread that the child does not have may hold the old one
+        self._holder = None
         self._let_go(_FORKED)
 
     def _let_go(self, why: str) -> None:

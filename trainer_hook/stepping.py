@@ -29,9 +29,7 @@ class Stepping:
         with self._session.call(outside=True):
             with self.time.waiting():
                 message = self._wait()
-            groups = self._open(message, copy=copy)
-            self._session.leases.add(message.step, groups)
-            self._batch = Batch(message, groups, keep=copy)
+            self._batch = self._open(message, copy=copy)
             self._session.inside = f"the batch of step {message.step}"
             return self._batch
 
@@ -68,15 +66,22 @@ class Stepping:
         assert isinstance(answer, m.Batch)
         return answer
 
-    def _open(self, message: m.Batch, *, copy: bool) -> list[Group]:
+    def _open(self, message: m.Batch, *, copy: bool) -> Batch:
+        """Map the batch, or give it back whole."""
+        groups: list[Group] = []
         try:
-            return open_groups(self._session.reader, message.records, copy=copy)
+            groups = open_groups(self._session.reader, message.records, copy=copy)
+            batch = Batch(message, groups, keep=copy)
         except BaseException:
+            for group in groups:
+                group.close()
             sequences = [handout.sequence for handout in message.records]
             self._session.connection.post(
                 m.Released(step=message.step, outcome=m.Outcome.RETURNED, sequences=sequences)
             )
             raise
+        self._session.leases.add(message.step, groups)
+        return batch
 
     def _report(self, step: int, outcome: m.Outcome) -> None:
         sequences = self._session.leases.take_returned_of(step)

@@ -52,8 +52,7 @@ class WeightUpdate:
         self._is_pushed = True
 
     def pause(self) -> None:
-        """Have the engines stand still until the block ends, to push by hand. Ranks but the leader do
-        nothing.
+        """Have the engines stand still until the block ends, to push by hand; the leader's call does it.
 
         Raises:
             Stalled: an engine did not stop in time.

@@ -4,7 +4,7 @@ import gc
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from peer import RUN, Completion, Hub, Line, batch
 from safetensors.torch import load_file
 
+from shm.errors import MessageTooLarge
 from trainer_hook import (
     DescriptorRefused,
     EndOfData,
@@ -139,12 +140,13 @@ def test_a_next_batch_that_is_never_entered_asks_for_nothing(tmp_path: Path) -> 
 # --- waits ----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+
+@contextmanager
+def interrupted_after(seconds: float, action: Callable[[], object] = interrupt) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, lambda *_: action())
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -169,6 +171,21 @@ def test_an_interrupted_wait_is_taken_up_by_the_next_call(tmp_path: Path) -> Non
         was_interrupted.set()
         with hook.next_batch() as got:
             assert got.step == 0
+
+
+def test_a_signal_handler_cannot_make_a_call_inside_a_call(tmp_path: Path) -> None:
+    def script(line: Line) -> None:
+        line.receive(m.Next)
+        line.receive(m.Goodbye)
+
+    with (
+        Hub(tmp_path, script) as hub,
+        TrainerHook.attach(**hub.where) as hook,
+        pytest.raises(HookStateError, match="set a flag there"),
+        interrupted_after(0.1, hook.close),
+        hook.next_batch(),
+    ):
+        pass
 
 
 def test_a_silent_hub_is_named_as_a_stall_and_the_wait_can_go_on(
@@ -421,6 +438,17 @@ def test_a_loaded_state_sets_step_version_and_lineage(tmp_path: Path) -> None:
         assert (hook.step, hook.version, hook.lineage) == (4, 2, "new")
         with pytest.raises(HubLost), hook.next_batch():
             pass
+
+
+def test_a_state_beyond_the_channels_limit_is_refused_and_the_hook_goes_on(tmp_path: Path) -> None:
+    def script(line: Line) -> None:
+        line.send(m.Reply(request=line.receive(m.Hold).request))
+        line.receive(m.Goodbye)
+
+    with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
+        with pytest.raises(MessageTooLarge):
+            hook.load_state_dict({"step": 0, "payload": bytes(65 << 20)})
+        hook.pause()
 
 
 def test_statistics_count_every_second_once(tmp_path: Path) -> None:
