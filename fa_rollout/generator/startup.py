@@ -5,6 +5,7 @@ has to change.
 """
 
 import asyncio
+import dataclasses
 import inspect
 import logging
 from contextlib import AsyncExitStack
@@ -53,7 +54,7 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         config.engine.urls,
         router=config.engine.router,
         max_concurrent_samples=config.engine.max_concurrent_samples,
-        policy=FailurePolicy(request_timeout_s=config.engine.request_timeout_s),
+        policy=_failure_policy(config.engine.request_timeout_s),
         continue_first=resume.incarnation > 1,  # the life before may have died in the middle of an update
     )
     rewards = RewardRunner(config.reward)
@@ -74,6 +75,12 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         generate=generate,
         pool=pool,
     )
+
+
+def _failure_policy(request_timeout_s: float) -> FailurePolicy:
+    """Silence after an abort is not waited out for longer than silence before it."""
+    plain = FailurePolicy(request_timeout_s=request_timeout_s)
+    return dataclasses.replace(plain, abort_grace_s=min(plain.abort_grace_s, request_timeout_s))
 
 
 async def bring_to_version(pool: EnginePool, resume: Resume) -> None:

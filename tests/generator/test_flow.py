@@ -5,8 +5,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from tests.generator.hub_end import VOCAB_SIZE, HubEnd, prompt_ids, run_tree
 from trainer_hook import messages as m
@@ -112,7 +110,6 @@ def test_aborted_work_goes_on_from_where_it_was(tmp_path: Path, play: Play) -> N
             assert commit.response_lens == [32, 32]
 
 
-@pytest.mark.slow
 def test_requests_that_are_never_answered_are_aborted_at_their_deadline_and_tried_again(
     tmp_path: Path, play: Play
 ) -> None:
