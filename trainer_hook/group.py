@@ -74,9 +74,9 @@ class Group:
         return self._columns
 
     @property
-    def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]]":
-        """The record's bytes, for as long as any view of them lives."""
-        return self._memory
+    def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]] | None":
+        """The record's bytes in the ring, for as long as any view of them lives; None for a copy."""
+        return None if self._keep else self._memory
 
     def on_release(self, callback: Callable[[int], None]) -> None:
         """Have `callback(sequence)` called, from any thread, when no view of the record is left."""

@@ -33,7 +33,7 @@ class Leases:
         """Watch the records of a batch."""
         self._num_held += len(groups)
         self._memories = [memory for memory in self._memories if memory() is not None]
-        self._memories += [group.memory for group in groups]
+        self._memories += [group.memory for group in groups if group.memory is not None]
         for group in groups:
             group.on_release(partial(self._note, step))
 

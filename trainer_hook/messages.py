@@ -171,6 +171,21 @@ class Query(Message):
     what: str
 
 
+class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run's part of a trainer's checkpoint: what `Query("state")` answers and `LoadState` brings back."""
+
+    step: int
+    """Steps trained."""
+    version: int
+    lineage: str
+    cursor: int
+    """First group never taken from the data."""
+    unfinished: list[int]
+    """Groups below the cursor that are not settled."""
+    ends: dict[str, int]
+    """Settled groups by outcome."""
+
+
 class LoadState(Message):
     """Give the run the state of a checkpoint before its first batch; answered by `Reply`."""
 

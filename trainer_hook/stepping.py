@@ -4,12 +4,16 @@ Invariant: a step that is handed over ends in exactly one report: trained, or re
 raised. A request that was interrupted is taken up by the next call, so that no step is lost between two.
 """
 
+import logging
+
 from trainer_hook import messages as m
 from trainer_hook.batch import Batch
 from trainer_hook.errors import EndOfData
 from trainer_hook.group import Group, open_groups
 from trainer_hook.session import Session
 from trainer_hook.stopwatch import Stopwatch
+
+log = logging.getLogger("trainer_hook")
 
 
 class Stepping:
@@ -31,6 +35,10 @@ class Stepping:
                 message = self._wait()
             self._batch = self._open(message, copy=copy)
             self._session.inside = f"the batch of step {message.step}"
+            if message.num_tokens_global == 0:
+                log.warning(
+                    "batch_without_loss step=%d: a mean over its tokens is not a number", message.step
+                )
             return self._batch
 
     def leave(self, error: BaseException | None) -> None:

@@ -235,6 +235,20 @@ def test_a_copied_batch_outlives_the_ring_and_may_be_written(ring: Ring) -> None
     assert batch.micro_batches()[0].tokens.tolist() == [5, 12, 13, 14, 15]
 
 
+def test_only_views_of_the_ring_are_made_private(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr("trainer_hook.leases.make_private", lambda address, num_bytes: made.append(address))
+    leases = Leases()
+    copied = batch_of(ring, [ring.write(0, FIRST)], [[Part(0, 0)]], copy=True, leases=leases)
+    viewed = batch_of(ring, [ring.write(1, FIRST)], [[Part(0, 0)]], leases=leases)
+    kept = [copied.samples[0].tokens, viewed.samples[0].tokens]
+    for batch in (copied, viewed):
+        batch.close()
+    leases.keep_views()
+    assert len(made) == 1
+    assert 0 < kept[1].data_ptr() - made[0] < 4096
+
+
 WRITE_INTO_RING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])

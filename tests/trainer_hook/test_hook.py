@@ -137,6 +137,18 @@ def test_a_next_batch_that_is_never_entered_asks_for_nothing(tmp_path: Path) -> 
         hook.next_batch()
 
 
+def test_a_batch_without_a_token_in_the_loss_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(line: Line) -> None:
+        line.serve([line.ring.write(0, GROUP)], [[Part(0, 0, True)]], num_tokens_global=0)
+        line.receive(m.Released)
+
+    with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook, hook.next_batch() as got:
+        assert got.micro_batches()[0].num_loss_tokens == 0
+    assert "batch_without_loss step=0" in caplog.text
+
+
 # --- waits ----------------------------------------------------------------------------------------------
 
 
