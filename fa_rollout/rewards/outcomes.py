@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.sample import FloatArray
-from shm.errors import FaRolloutError
 
 TOKEN_REWARDS = "token_rewards"
 """Entry of a reward dict that holds one reward per response token."""
 
 
-class RewardWorkersLost(FaRolloutError, RuntimeError):
-    """No worker process can be started any more: there will be no outcome."""
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class FailureReason(StrEnum):
@@ -128,7 +126,7 @@ def _number(value: Any) -> float:
         if isinstance(error, _Bad):
             raise
         raise _Bad(f"a reward must be one number, found {_shown(value)} ({error})") from error
-    if not math.isfinite(number) or abs(number) > np.finfo(np.float32).max:
+    if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
         raise _Bad(f"a reward must be finite, in float32 too, found {number}")
     return number
 

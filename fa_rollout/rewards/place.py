@@ -33,7 +33,7 @@ class Verdict(StrEnum):
     """It has not loaded the function in time."""
 
 
-def judge(*, ready: bool, num_held: int, running_s: float, timeout_s: float) -> Verdict:
+def judge(ready: bool, num_held: int, *, running_s: float, timeout_s: float) -> Verdict:
     """What a worker needs that has been on its item, or on its start, for `running_s`."""
     if not ready:
         return Verdict.NOT_LOADED if running_s > START_TIMEOUT_S else Verdict.FINE

@@ -23,17 +23,22 @@ from fa_rollout.config import ConfigError
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.function import Kind
 from fa_rollout.rewards.item import Item, Job
-from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, RewardWorkersLost
+from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
 from fa_rollout.rewards.place import Ending, Place, Verdict, backoff_s, judge, next_window
 from fa_rollout.rewards.process import WorkerProcess
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
+from shm.errors import FaRolloutError
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.02
 CLOSE_S = 2.0
 MAX_FAILED_STARTS = 5
+
+
+class RewardWorkersLost(FaRolloutError, RuntimeError):
+    """No worker process can be started any more: there will be no outcome."""
 
 
 class WorkerPool:
@@ -182,7 +187,8 @@ class WorkerPool:
         for ticket, answer in place.process.receive():
             match answer:
                 case Ready(kind):
-                    self._on_ready(place, kind)
+                    place.ready = True
+                    self._announce_start(kind)
                 case Refused(text):
                     self._on_failed_start(place, text)
                     return
@@ -194,8 +200,7 @@ class WorkerPool:
                     place.window = next_window(place.window, elapsed_s)
         self._feed()
 
-    def _on_ready(self, place: Place, kind: Kind) -> None:
-        place.ready = True
+    def _announce_start(self, kind: Kind) -> None:
         if self._started is not None and not self._started.done() and all(p.ready for p in self._places):
             self._started.set_result(kind)
 
@@ -224,12 +229,7 @@ class WorkerPool:
             self._on_death(place, process, how)
             return
         running_s = now_s - place.since_s
-        match judge(
-            ready=place.ready,
-            num_held=len(place.items),
-            running_s=running_s,
-            timeout_s=self._timeout_s,
-        ):
+        match judge(place.ready, len(place.items), running_s=running_s, timeout_s=self._timeout_s):
             case Verdict.NOT_LOADED:
                 self._on_failed_start(place, f"the function was not loaded in {running_s:.0f} s")
             case Verdict.OVERDUE:
