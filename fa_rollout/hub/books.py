@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +139,7 @@ class Books:
                 self._move(group, Place.RUNNING)
 
     def commit(self, message: Commit) -> bool:
-        """A record arrived; False when the books do not wait for it (another attempt, or settled meanwhile)."""
+        """A record arrived; False when it is not waited for (another attempt, or settled meanwhile)."""
         group = self._expected(message.group, message.attempt)
         if group is None:
             return False
@@ -149,7 +148,7 @@ class Books:
         return True
 
     def settle(self, name: int, attempt: int, outcome: Settlement) -> bool:
-        """A group ended without a record, or came back; False when the books do not wait for it."""
+        """A group ended without a record, or came back; False when it is not waited for."""
         group = self._expected(name, attempt)
         if group is None:
             return False
@@ -218,25 +217,21 @@ class Books:
             **{end.value: self.ends[end] for end in End},
         )
 
-    def state(self, trained: Iterable[int] = ()) -> dict[str, Any]:
-        """What a checkpoint keeps: the cursor, what is unfinished below it, and the counts.
+    def state(self, trained: Iterable[int] = ()) -> tuple[int, list[int], dict[str, int]]:
+        """What a checkpoint keeps: the cursor, what is unfinished below it, and the counts of ends.
 
         Args:
             trained: handed groups that the checkpoint covers, though not every rank has said so yet.
         """
         done = {name for name in trained if name in self.groups}
         ends = self.ends + Counter({End.TRAINED: len(done)})
-        return {
-            "cursor": self.cursor,
-            "unfinished": sorted(self.groups.keys() - done),
-            "ends": {end.value: ends[end] for end in End},
-        }
+        return self.cursor, sorted(self.groups.keys() - done), {end.value: ends[end] for end in End}
 
     def rewind(self, cursor: int, unfinished: Iterable[int], ends: dict[str, int]) -> list[Group]:
-        """Go back (or forward) to a checkpoint's books; returns the live groups that it does not know as live.
+        """Go to a checkpoint's books; returns the live groups that it does not know as live.
 
-        Groups that the checkpoint counts as unfinished and that stand here stay where they are, others of them
-        are queued anew. The groups returned are no longer in the books: their work is of an abandoned branch.
+        Groups that the checkpoint counts as unfinished and that stand here stay where they are, others of
+        them are queued anew. The groups returned are no longer in the books: their branch is abandoned.
         """
         wanted = set(unfinished)
         abandoned = [group for name, group in self.groups.items() if name not in wanted]

@@ -63,7 +63,7 @@ def is_stale(rules: Rules, version: int, oldest_version: int) -> bool:
 
 
 def overdue(rules: Rules, version: int, ready: Iterable[Ready]) -> tuple[int, ...]:
-    """Committed groups that may not be trained any more: all that passed the bound, unless stale tokens are kept."""
+    """Committed groups that passed the bound and may not be trained any more; none where they are kept."""
     if rules.policy in ("keep", "mask"):
         return ()
     return tuple(r.group for r in ready if is_stale(rules, version, r.oldest_version))

@@ -13,7 +13,7 @@ from fa_rollout.hub import admission, composition
 from fa_rollout.hub.books import Books, End, Group, Stream
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
-from trainer_hook.messages import Assignment, Commit, Settled, Settlement
+from trainer_hook.messages import Assignment, Commit, RunState, Settled, Settlement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,11 +213,12 @@ class Flow:
             )
         if self.num_credits or counts.committed >= self.rules.groups_per_step or self.books.num_left == 0:
             return None
+        interval, staleness = self.config.rollout.update_interval, self.window.staleness
         return (
             f"no group may start: {self.handed_since_publication} groups were handed over since version "
-            f"{self.version} was published, and the staleness bound {self.window.staleness} allows "
-            f"{(self.window.staleness + 1) * self.window.groups_per_version}; call hook.update_weights() every "
-            f"{self.config.rollout.update_interval} steps, or raise rollout.update_interval or rollout.staleness"
+            f"{self.version} was published, and the staleness bound {staleness} allows "
+            f"{(staleness + 1) * self.window.groups_per_version}; call hook.update_weights() every "
+            f"{interval} steps, or raise rollout.update_interval or rollout.staleness"
         )
 
     def _settle_overdue(self) -> None:
@@ -285,33 +286,40 @@ class Flow:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def state(self, step: int) -> dict[str, object]:
+    def state(self, step: int) -> RunState:
         """State of a checkpoint taken when the steps below `step` are trained."""
-        covered = [name for number, s in self.open_steps.items() if number < step for name in s.names]
-        return self.books.state(covered) | {"step": step, "version": self.version, "lineage": self.lineage}
+        covered = {name for number, s in self.open_steps.items() if number < step for name in s.names}
+        cursor, unfinished, ends = self.books.state(covered)
+        return RunState(
+            step=step,
+            version=self.version,
+            lineage=self.lineage,
+            cursor=cursor,
+            unfinished=unfinished,
+            ends=ends,
+        )
 
-    def load(self, state: dict[str, object], *, lineage: str) -> list[Group]:
-        """Go to a checkpoint's state; returns the groups whose work is abandoned (their runs are to be dropped).
+    def load(self, state: RunState, *, lineage: str) -> list[Group]:
+        """Go to a checkpoint's state; returns the groups whose runs are to be dropped.
 
         Records sampled by later versions than the checkpoint's are of an abandoned branch and leave the ring.
         """
-        version = int(state["version"])  # type: ignore[call-overload]
         for step in list(self.open_steps.values()):
             self.returned(step)
-        abandoned = self.books.rewind(state["cursor"], state["unfinished"], state["ends"])  # type: ignore[arg-type]
+        abandoned = self.books.rewind(state.cursor, state.unfinished, state.ends)
         for group in abandoned:
             if group.commit is not None:
                 self.table.discard(group.commit.sequence)
         for group in self.books.committed():
-            if group.commit is not None and group.commit.newest_version > version:
+            if group.commit is not None and group.commit.newest_version > state.version:
                 self.table.discard(group.commit.sequence)
                 self.books.requeue(group)
         running = [*self.books.running(), *self.books.issued()]
         for group in running:
             self.books.requeue(group)
-        self.step = int(state["step"])  # type: ignore[call-overload]
-        self.weights_pending = version > 0 or self.version > 0
-        self.version = version
+        self.weights_pending = state.version > 0 or self.version > 0
+        self.step = state.step
+        self.version = state.version
         self.lineage = lineage
         self.handed_since_publication = 0
         return [*abandoned, *running]

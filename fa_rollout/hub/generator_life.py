@@ -1,7 +1,7 @@
 """One life of the generator after the other: start by exec, watch, end.
 
-Invariant: the next life starts only after `waitpid` of the last one and after what it had sent is read, so that
-two writers never share the ring.
+Invariant: the next life starts only after `waitpid` of the last one and after what it had sent is read, so
+that two writers never share the ring.
 """
 
 import os
@@ -16,7 +16,7 @@ import msgspec
 
 from shm.channel import Channel
 from shm.liveness import open_pidfd
-from trainer_hook.messages import Message, Resume, Stop, encode
+from trainer_hook.messages import Resume, encode
 
 START_LIMIT_S = 300.0
 """A generator that reads its data and looks for its engines may be silent for so long."""
@@ -78,10 +78,10 @@ class GeneratorLife:
         self.is_ready = self.is_drained = False
         return self.channel
 
-    def send(self, message: Message) -> None:
-        """Queue a message; dropped when no generator lives, since the next one learns all from `Resume`."""
-        if self.channel is not None:
-            self.channel.queue(encode(message), urgent=isinstance(message, Stop))
+    def heard(self, *, is_ready: bool) -> None:
+        """It spoke; `is_ready` when that was to say that it is ready."""
+        self.last_heard_s = time.monotonic()
+        self.is_ready |= is_ready
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
         """Whether it is alive and has said nothing for too long; a starting one gets more time."""

@@ -1,7 +1,7 @@
 """Steps on their way through the ranks: composed at the first request, handed to each, ended by the last.
 
-Invariant: all ranks get parts of the same steps in the same order; a step ends in exactly one of trained (every
-rank trained its part) and returned.
+Invariant: all ranks get parts of the same steps in the same order; a step ends in exactly one of trained
+(every rank trained its part) and returned.
 """
 
 import time

@@ -60,12 +60,12 @@ class Updates:
         self._to_generator = to_generator
         self.phase = Phase.IDLE
         self.weights: str | None = None
-        """Folder of the published version; None while it is what the engines started with, or pushed by hand."""
+        """Folder of the published version; None when engines started with it or it was pushed by hand."""
         self._version = 0
         self._lineage = ""
         self._path: str | None = None
         self._pause: UpdatePause | None = None
-        """The leader's request to pause by hand; kept until the update ends, since a new generator repeats it."""
+        """The leader's request to pause, kept until the update ends: a new generator pauses again."""
         self._pause_answered = False
 
     # --- what ranks ask ---------------------------------------------------------------------------

@@ -59,10 +59,12 @@ class World:
             names = ", ".join(member.name for member in self.members.values())
             return f"the ranks of the trainer's last life must leave first; still attached: {names}"
         if self._configured is not None and hello.dp_size != self._configured:
-            return f"dp_size must be trainer.num_ranks = {self._configured}, rank {hello.dp_rank} says {hello.dp_size}"
+            found = f"rank {hello.dp_rank} says {hello.dp_size}"
+            return f"dp_size must be trainer.num_ranks = {self._configured}, {found}"
         shape = (hello.dp_size, hello.num_peers)
         if self.shape is not None and shape != self.shape:
-            return f"all ranks must agree on (dp_size, num_peers) = {self.shape}, rank {hello.dp_rank} says {shape}"
+            found = f"rank {hello.dp_rank} says {shape}"
+            return f"all ranks must agree on (dp_size, num_peers) = {self.shape}, {found}"
         if not (0 <= hello.dp_rank < hello.dp_size and 0 <= hello.peer < hello.num_peers):
             found = f"dp_rank {hello.dp_rank} of {hello.dp_size}, peer {hello.peer} of {hello.num_peers}"
             return f"a rank must lie below its size, found {found}"

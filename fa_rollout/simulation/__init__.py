@@ -1,4 +1,4 @@
-"""Discrete-event simulation of a run: the real flow control, modelled engines and trainer, a virtual clock."""
+"""Simulation of a run: the real flow control, modelled engines and trainer, a virtual clock."""
 
 from fa_rollout.simulation.model import Outcome, Scenario, simulate
 

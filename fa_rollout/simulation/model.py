@@ -1,4 +1,4 @@
-"""A run on a virtual clock: `Flow` decides as in a real run, engines and trainer are modelled by SimPy processes.
+"""A run on a virtual clock: `Flow` decides as in a real run, SimPy processes model engines and trainer.
 
 In: a `Scenario`. Out: an `Outcome` with step time, trainer idle, staleness and lengths.
 What is modelled: one decode rate per request, a number of request slots, pauses of all engines at an update,
@@ -44,7 +44,9 @@ class Scenario:
     partial: str = "resume"
     rejection: float = 0.0
     """Share of finished groups that a filter rejects."""
-    lengths: Callable[[random.Random], int] = lognormal_lengths(1500, 0.8, 64, 8192)
+    lengths: Callable[[random.Random], int] = field(
+        default_factory=lambda: lognormal_lengths(1500, 0.8, 64, 8192)
+    )
     """Draws a response length in tokens."""
     tokens_per_s: float = 1500.0
     """Decode rate of one request."""
@@ -105,6 +107,7 @@ class _Run:
             RingTable(VAST_RING_BYTES),
             lineage="simulated",
         )
+        self.flow.table.restart()
         self.lengths: dict[int, list[int]] = {}
         """Per group; a further attempt draws the same lengths, as the same prompt tends to."""
         self.running: set[simpy.Process] = set()
@@ -163,7 +166,8 @@ class _Run:
                 Settled(group=name, attempt=assignment.attempt, outcome=Settlement.FILTERED, reason="filter")
             )
         else:
-            self.flow.commit(self.record(assignment, oldest))
+            refusal = self.flow.commit(self.record(assignment, oldest))
+            assert refusal is None, refusal
         self.issue()
         self.wake()
 

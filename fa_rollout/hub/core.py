@@ -1,0 +1,91 @@
+"""What the hub's parts share: the run's state, and the two ways to speak of trouble."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fa_rollout.config import Config
+from fa_rollout.hub.event_log import EventLog
+from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.steps import Steps
+from fa_rollout.hub.updates import Phase, Updates
+from fa_rollout.hub.world import Attachment, World
+from shm.ring import RingTable
+from trainer_hook.messages import Fatal, Message, Notice, Pulse, Refused
+
+
+class Outbox(Protocol):
+    """Where the hub's messages go; none of these calls blocks or fails."""
+
+    def to_rank(self, rank: Attachment, message: Message) -> None: ...
+
+    def to_generator(self, message: Message) -> None: ...
+
+    def end(self, exit_code: int, text: str) -> None:
+        """The run is over: stop everything, tell the launcher."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Core:
+    """State of a run, between events."""
+
+    config: Config
+    run: str
+    outbox: Outbox
+    log: EventLog
+    table: RingTable
+    world: World
+    updates: Updates
+    steps: Steps
+    weights_dir: Path
+    lineage: str
+    flow: Flow | None = None
+    """None until the first generator has read the data."""
+    pulse: Pulse | None = None
+    """The generator's last report; None while none lives."""
+    fatal: Fatal | None = None
+    batch_waits_for: str = "the generator to read the data and reach the engines"
+    told_tail: int = 0
+    """Ring tail that the generator knows."""
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.table.statistics().size_bytes
+
+    def waits_for(self) -> str:
+        """Who waits for whom, in words."""
+        if self.updates.phase is not Phase.IDLE:
+            return f"a weight update is {self.updates.phase}"
+        if self.pulse is None:
+            return f"{self.batch_waits_for}; the generator has not reported yet"
+        return (
+            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} samples running, "
+            f"{self.pulse.num_queued} groups queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
+        )
+
+    def warn(self, text: str) -> None:
+        """Something degraded that repairs itself: every rank's log gets it."""
+        self.log.write("warning", text=text)
+        for rank in self.world.members.values():
+            self.outbox.to_rank(rank, Notice(text=text))
+
+    def give_up(self, error: str, text: str) -> None:
+        """The run cannot go on: every rank's present or next call raises."""
+        if self.fatal is not None:
+            return
+        self.fatal = Fatal(error=error, text=text)
+        self.log.write("fatal", error=error, text=text)
+        for rank in self.world.members.values():
+            self.outbox.to_rank(rank, self.fatal)
+        self.outbox.end(1, text)
+
+    def refuse(self, rank: Attachment, request: int, error: str, text: str) -> None:
+        """A request cannot be served; the rank's call raises."""
+        self.outbox.to_rank(rank, Refused(request=request, error=error, text=text))
+
+    def refuse_waiting(self, error: str, text: str) -> None:
+        """No rank that waits for a batch will get one."""
+        for rank in self.world.waiting():
+            assert rank.waiting is not None
+            self.refuse(rank, rank.waiting.request, error, text)
+            rank.waiting = None

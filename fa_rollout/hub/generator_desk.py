@@ -1,0 +1,118 @@
+"""The desk for the generator: its news of groups, engines and itself.
+
+In: messages of one life of the generator. Out: changes of the books.
+"""
+
+from collections.abc import Callable
+
+from fa_rollout.data.order import epoch_order
+from fa_rollout.hub.books import Stream
+from fa_rollout.hub.core import Core
+from fa_rollout.hub.flow import Flow, TooManyFailures
+from trainer_hook import messages as m
+
+
+class GeneratorDesk:
+    """Takes the generator's news."""
+
+    def __init__(self, core: Core, on_ready: Callable[[], None]) -> None:
+        self._core = core
+        self._on_ready = on_ready
+
+    def receive(self, message: m.Message) -> None:
+        """The generator speaks."""
+        match message:
+            case m.GeneratorReady():
+                self._generator_ready(message)
+            case m.Pulse():
+                self._core.pulse = message
+            case m.Warned():
+                self._core.warn(message.text)
+            case m.GaveUp():
+                self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
+            case m.EnginesPaused():
+                self._core.updates.paused()
+            case m.UpdateFailed():
+                self._core.updates.failed(message.text)
+            case m.Ping() | m.Pong():
+                pass
+            case _:
+                assert self._core.flow is not None, "the generator speaks of groups before it is ready"
+                self._group_news(message, self._core.flow)
+
+    def _group_news(self, message: m.Message, flow: Flow) -> None:
+        match message:
+            case m.Commit():
+                warning = flow.commit(message)
+                self._core.log.write(
+                    "committed", group=message.group, attempt=message.attempt, sequence=message.sequence
+                )
+                if warning:
+                    self._core.warn(warning)
+            case m.Dispatched():
+                flow.books.dispatched(message.groups, message.version)
+                self._core.log.write("dispatched", groups=message.groups, version=message.version)
+            case m.Settled():
+                self._core.log.write(
+                    message.outcome, group=message.group, attempt=message.attempt, reason=message.reason
+                )
+                try:
+                    flow.settle(message)
+                except TooManyFailures as error:
+                    self._core.give_up("GeneratorFailed", str(error))
+            case m.WeightsPublished():
+                if self._core.updates.published(message, flow):
+                    self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
+                    self._drop_hopeless(flow)
+
+    def gone(self, how: str, *, will_restart: bool) -> None:
+        """The generator's life ended; all that it sent was handled before."""
+        lost = self._core.flow.generator_died() if self._core.flow else []
+        self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
+        self._core.pulse = None
+        if will_restart:
+            self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
+        else:
+            self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
+
+    def resume_message(self) -> m.Resume:
+        """Where a new generator begins; only when the last is provably gone and all it sent is handled."""
+        head, sequence = self._core.table.restart()
+        self._core.told_tail = self._core.table.tail
+        return m.Resume(
+            incarnation=self._core.table.incarnation,
+            head=head,
+            tail=self._core.table.tail,
+            sequence=sequence,
+            version=self._core.flow.version if self._core.flow else 0,
+            lineage=self._core.lineage,
+            weights=self._core.updates.weights,
+        )
+
+    def _generator_ready(self, message: m.GeneratorReady) -> None:
+        self._core.log.write("generator_ready", incarnation=message.incarnation, engines=message.engines)
+        if self._core.flow is None:
+            self._core.flow = self._new_flow(message.num_prompts)
+        elif self._core.flow.books.stream.num_prompts != message.num_prompts:
+            found = f"it had {self._core.flow.books.stream.num_prompts} rows, now {message.num_prompts}"
+            self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
+        self._on_ready()
+        self._core.updates.generator_is_back()
+
+    def _new_flow(self, num_prompts: int) -> Flow:
+        data = self._core.config.data
+        stream = Stream(
+            num_prompts=num_prompts,
+            epochs=data.epochs,
+            order=lambda epoch: epoch_order(num_prompts, epoch, seed=data.seed, shuffle=data.shuffle),
+        )
+        return Flow(self._core.config, stream, self._core.table, lineage=self._core.lineage)
+
+    def _drop_hopeless(self, flow: Flow) -> None:
+        """Under `drop`, work that passed the bound while it runs is stopped at once."""
+        if flow.rules.policy != "drop":
+            return
+        oldest = flow.version - flow.rules.staleness
+        late = [g.group for g in flow.books.running() if g.version is not None and g.version < oldest]
+        if late:
+            self._core.outbox.to_generator(m.Drop(groups=late, reason=f"older than version {oldest}"))

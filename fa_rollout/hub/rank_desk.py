@@ -1,0 +1,204 @@
+"""The desk for trainer ranks: who may join, what each asks, what a departure means.
+
+In: messages of one rank. Out: answers, changes of the books.
+Invariant: each request is answered once; a rank's leases return however it leaves.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fa_rollout.hub.core import Core
+from fa_rollout.hub.figures import statistics
+from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.world import Attachment
+from trainer_hook import messages as m
+from trainer_hook.messages import RunState
+
+
+class RankDesk:
+    """Serves the ranks."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._num_attached = 0
+        self._early_loads: list[tuple[Attachment, m.LoadState]] = []
+
+    def hello(self, hello: m.Hello, connection: Any) -> Attachment | m.Refused:
+        """A rank comes."""
+        if self._core.fatal is not None:
+            return m.Refused(error=self._core.fatal.error, text=self._core.fatal.text)
+        refusal = self._core.world.refusal(hello)
+        if refusal is not None:
+            return m.Refused(error="HookStateError", text=refusal)
+        self._num_attached += 1
+        rank = Attachment(number=self._num_attached, hello=hello, connection=connection)
+        self._core.world.join(rank)
+        self._core.log.write(
+            "attached", rank=hello.dp_rank, peer=hello.peer, pid=hello.pid, attach=rank.number
+        )
+        return rank
+
+    def welcome(self, rank: Attachment) -> m.Welcome:
+        """What a rank needs to know."""
+        rollout = self._core.config.rollout
+        return m.Welcome(
+            run=self._core.run,
+            attach=rank.number,
+            ring_bytes=self._core.ring_bytes,
+            step=self._core.flow.step if self._core.flow else 0,
+            version=self._core.flow.version if self._core.flow else 0,
+            lineage=self._core.lineage,
+            groups_per_step=rollout.groups_per_step,
+            samples_per_group=rollout.samples_per_group,
+            update_interval=rollout.update_interval,
+            num_steps=rollout.num_steps,
+            weights_dir=str(self._core.weights_dir),
+            stall_s=self._core.config.trainer.stall_s,
+        )
+
+    def from_rank(self, rank: Attachment, message: m.Message) -> None:
+        """A rank speaks."""
+        match message:
+            case m.Next():
+                self._next(rank, message)
+            case m.Released():
+                self._released(rank, message)
+            case m.UpdateEnter():
+                self._with_flow(
+                    rank, message.request, lambda flow: self._core.updates.enter(rank, message, flow)
+                )
+            case m.UpdatePause():
+                self._core.updates.pause(rank, message)
+            case m.UpdatePublish():
+                self._core.updates.publish(rank, message)
+            case m.UpdateCancel():
+                self._core.updates.cancel(rank, message)
+            case m.Abort():
+                self._with_flow(rank, message.request, lambda flow: self._abort(rank, message, flow))
+            case m.Hold():
+                self._with_flow(rank, message.request, lambda flow: self._hold(rank, message, flow))
+            case m.Query():
+                self._query(rank, message)
+            case m.LoadState():
+                self._load(rank, message)
+            case m.Goodbye():
+                rank.closing = True
+            case m.Ping():
+                self._core.outbox.to_rank(rank, m.Pong(number=message.number))
+            case m.Pong():
+                pass
+            case _:
+                self._core.refuse(rank, 0, "HookStateError", f"a rank may not send {type(message).__name__}")
+
+    def gone(self, rank: Attachment) -> None:
+        """A rank's process or connection ended: its leases return; without a goodbye the others are told."""
+        for sequence in self._core.table.release_all(rank.number):
+            self._core.log.write("released", sequence=sequence, attach=rank.number)
+        in_order = rank.closing and self._core.steps.next_step(rank) is None
+        world, flow = self._core.world, self._core.flow
+        world.leave(rank)
+        self._core.updates.left(rank)
+        self._core.log.write("left", rank=rank.hello.dp_rank, attach=rank.number, in_order=in_order)
+        if world.members and not in_order:
+            world.is_broken = True
+            text = f"{rank.name} is gone; the other ranks cannot go on"
+            for member in world.members.values():
+                self._core.outbox.to_rank(member, m.Fatal(error="PeerLost", text=text))
+        if flow is not None and (world.is_broken or not world.members):
+            self._core.steps.forget()
+            for step in list(flow.open_steps.values()):
+                flow.returned(step)
+            world.needs_state = flow.step > 0
+
+    def _next(self, rank: Attachment, message: m.Next) -> None:
+        if self._core.world.needs_state and not rank.has_state:
+            step = self._core.flow.step if self._core.flow else 0
+            text = (
+                f"this run has trained {step} steps: a trainer that joins it must call "
+                "hook.load_state_dict(checkpoint) before its first batch"
+            )
+            self._core.refuse(rank, message.request, "HookStateError", text)
+            return
+        rank.waiting, rank.waiting_since_s = message, time.monotonic()
+
+    def _released(self, rank: Attachment, message: m.Released) -> None:
+        for sequence in message.sequences:
+            self._core.table.release(sequence, rank.number)
+        if message.outcome is not None and self._core.flow is not None:
+            step = self._core.steps.finish(rank, message, self._core.flow)
+            if step is not None:
+                self._core.log.write(message.outcome, step=step.step, version=step.version, groups=step.names)
+
+    def _abort(self, rank: Attachment, message: m.Abort, flow: Flow) -> None:
+        running = flow.books.running()
+        if message.group is not None:
+            running = [g for g in running if g.group == message.group]
+        if message.older_than is not None:
+            running = [g for g in running if g.version is not None and g.version < message.older_than]
+        names = [group.group for group in running]
+        if names:
+            self._core.outbox.to_generator(m.AbortRunning(groups=names))
+        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=len(names)))
+
+    def _hold(self, rank: Attachment, message: m.Hold, flow: Flow) -> None:
+        flow.held = message.held
+        self._core.outbox.to_rank(rank, m.Reply(request=message.request))
+
+    def _query(self, rank: Attachment, message: m.Query) -> None:
+        if message.what == "statistics":
+            self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=statistics(self._core)))
+            return
+        self._with_flow(rank, message.request, lambda flow: self._state(rank, message, flow))
+
+    def _state(self, rank: Attachment, message: m.Query, flow: Flow) -> None:
+        done = self._core.steps.next_step(rank)
+        state = flow.state(flow.step if done is None else done)
+        value = msgspec.to_builtins(state)
+        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
+
+    def _load(self, rank: Attachment, message: m.LoadState) -> None:
+        """The leader's checkpoint counts; the other ranks only say that they have loaded theirs."""
+        if self._core.flow is None:
+            self._early_loads.append((rank, message))
+            return
+        try:
+            state = msgspec.convert(message.state, RunState)
+        except msgspec.ValidationError as error:
+            text = f"the state must be what hook.state_dict() of this release gave: {error}"
+            self._core.refuse(rank, message.request, "HookStateError", text)
+            return
+        if rank is self._core.world.leader:
+            if self._core.flow.open_steps:
+                text = "a checkpoint must be loaded before the first batch of a trainer's life"
+                self._core.refuse(rank, message.request, "HookStateError", text)
+                return
+            self._rewind(state, self._core.flow)
+        rank.has_state = True
+        value = {"step": state.step, "version": state.version, "lineage": self._core.lineage}
+        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
+
+    def _rewind(self, state: RunState, flow: Flow) -> None:
+        self._core.lineage = secrets.token_hex(4)
+        dropped = flow.load(state, lineage=self._core.lineage)
+        self._core.log.write("loaded", step=flow.step, version=flow.version, cursor=flow.books.cursor)
+        if dropped:
+            names = [group.group for group in dropped]
+            self._core.outbox.to_generator(m.Drop(groups=names, reason="a checkpoint was loaded"))
+
+    def generator_is_ready(self) -> None:
+        """Load the checkpoints that came before the data was read."""
+        early, self._early_loads = self._early_loads, []
+        for rank, message in early:
+            if self._core.world.members.get(rank.key) is rank:
+                self._load(rank, message)
+
+    def _with_flow(self, rank: Attachment, request: int, action: Callable[[Flow], None]) -> None:
+        if self._core.flow is not None:
+            action(self._core.flow)
+            return
+        text = "the generator is not ready yet: it reads the data and looks for the engines; ask again later"
+        self._core.refuse(rank, request, "HookStateError", text)
