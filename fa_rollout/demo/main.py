@@ -16,7 +16,7 @@ from fa_rollout.cli import is_fit
 from fa_rollout.config import ConfigError, load
 from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import Plan, prepare
-from fa_rollout.demo.view import View, cells
+from fa_rollout.demo.view import COLUMNS, View, cells
 from fa_rollout.launcher.ending import EXIT_REFUSED
 from fa_rollout.launcher.launch import Ended, Seat, launch
 
@@ -97,8 +97,8 @@ def statement(counts: dict[str, int]) -> str:
 
 def _table(view: View) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "reward", "tokens/s", "trainer idle", "staleness", "ring fill"):
-        table.add_column(name, justify="right", min_width=12)
+    for name, width in COLUMNS.items():
+        table.add_column(name, justify="right", min_width=width)
     table.add_column("sample", no_wrap=True, overflow="ellipsis")
     num_rows = min(10, len(view.steps))
     for row in range(num_rows):

@@ -5,6 +5,7 @@ a view that is not there changes nothing of the run.
 """
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,9 @@ from rich.text import Text
 from fa_rollout.demo.curve import sparkline
 from fa_rollout.demo.figures import FiguresReader, StepFigures
 
-_COLUMNS = ("step", "reward", "tokens/s", "trainer idle", "staleness", "ring fill")
+COLUMNS = {"step": 5, "reward": 7, "tokens/s": 9, "trainer idle": 13, "staleness": 10, "ring fill": 10}
+"""Names and widths; with the elapsed time they fit 80 characters."""
+_ELAPSED_WIDTH = 9
 _NUM_PLAIN_LINES = 20
 _TOLD_EVERY_S = 30.0
 
@@ -60,16 +63,16 @@ class View:
     def _line(self, figures: StepFigures) -> None:
         if not self._header_shown:
             self._header_shown = True
-            self.say("  ".join(f"{name:>12}" for name in (*_COLUMNS, "elapsed")))
-        self.say("  ".join(f"{cell:>12}" for cell in (*cells(figures), f"{self.elapsed_s:.0f} s")))
+            self.say(_row(COLUMNS, "elapsed"))
+        self.say(_row(cells(figures), f"{self.elapsed_s:.0f} s"))
 
     def _screen(self) -> Group:
         if not self.steps:
             return Group(Text(f"engine, generator and trainer start ... {self.elapsed_s:.0f} s", style="dim"))
         last = self.steps[-1]
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in _COLUMNS:
-            table.add_column(name, justify="right", min_width=12)
+        for name, width in COLUMNS.items():
+            table.add_column(name, justify="right", min_width=width)
         table.add_row(*cells(last))
         curve = Text.assemble(
             ("reward  ", "dim"), (sparkline([figures.reward for figures in self.steps]), "cyan")
@@ -90,6 +93,11 @@ class View:
         self.tick()
         if self._live is not None:
             self._live.stop()
+
+
+def _row(words: Iterable[str], elapsed: str) -> str:
+    widths = (*COLUMNS.values(), _ELAPSED_WIDTH)
+    return " ".join(f"{word:>{width}}" for word, width in zip((*words, elapsed), widths, strict=True))
 
 
 def cells(figures: StepFigures) -> tuple[str, ...]:
