@@ -1,6 +1,8 @@
 """The configuration: one definition, checked whole, with messages that name key, value and way out."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +93,14 @@ def test_a_configuration_cannot_be_changed() -> None:
 def test_every_key_has_a_plain_type_or_a_section() -> None:
     for field in config.Config.__struct_fields__:
         assert field in to_dict(from_dict(tree()))
+
+
+def test_the_reference_page_is_that_of_this_code() -> None:
+    root = Path(__file__).parent.parent
+    made = subprocess.run(
+        [sys.executable, str(root / "scripts" / "config-reference")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == (root / "docs" / "configuration.md").read_text(encoding="utf-8")
