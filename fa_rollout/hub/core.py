@@ -21,6 +21,8 @@ class Outbox(Protocol):
 
     def to_generator(self, message: Message) -> None: ...
 
+    def to_launcher(self, message: Message) -> None: ...
+
     def end(self, exit_code: int, text: str) -> None:
         """The run is over: stop everything, tell the launcher."""
 
@@ -64,8 +66,9 @@ class Core:
         )
 
     def warn(self, text: str) -> None:
-        """Something degraded that repairs itself: every rank's log gets it."""
+        """Something degraded that repairs itself: the launcher says it, every rank logs it."""
         self.log.write("warning", text=text)
+        self.outbox.to_launcher(Notice(text=text))
         for rank in self.world.members.values():
             self.outbox.to_rank(rank, Notice(text=text))
 

@@ -112,7 +112,7 @@ class Server:
             self._selector.watch(self._parent.pidfd, lambda: self.end(1, "the launcher died"))
         self._start_generator()
         ready = m.HubReady(address=self._listener.address, run=self._run, pid=os.getpid())
-        self._selector.send(self._launcher, ready)
+        self.to_launcher(ready)
 
     def _tick(self, now_s: float) -> None:
         self._hub.watch.tick(now_s)
@@ -150,7 +150,7 @@ class Server:
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
         self._log.write("ended", exit_code=exit_code, text=text, counts=books)
         self._log.close()
-        self._selector.send(self._launcher, m.RunEnded(exit_code=exit_code, text=text, counts=books))
+        self.to_launcher(m.RunEnded(exit_code=exit_code, text=text, counts=books))
         deadline_s = time.monotonic() + FAREWELL_S
         while not self._selector.flush() and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -178,6 +178,10 @@ class Server:
         """Queue a message for the generator; dropped while none lives: the next one learns all it needs."""
         if self._life.channel is not None:
             self._selector.send(self._life.channel, message)
+
+    def to_launcher(self, message: m.Message) -> None:
+        """Queue a message for the launcher."""
+        self._selector.send(self._launcher, message)
 
     def _poison(self, position: int, length: int) -> None:
         offset = position % self._segment.size_bytes

@@ -35,7 +35,7 @@ from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.launcher.signals import Signals
 from shm.channel import Channel
 from shm.errors import ChannelError
-from trainer_hook.messages import HubReady, Message, RunEnded, Stop, decode, encode
+from trainer_hook.messages import HubReady, Message, Notice, RunEnded, Stop, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +243,8 @@ class _Launch:
         match message:
             case HubReady():
                 self._ready = message
+            case Notice():
+                self._seat.say(message.text)
             case RunEnded():
                 self._books = message
             case _:
