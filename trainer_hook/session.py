@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shm.fork import disarm_in_children
-from shm.ring import RingReader
+from shm.reader import RingReader
 from trainer_hook import messages as m
 from trainer_hook.attach import Attached
 from trainer_hook.connection import Connection
