@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import urllib.request
@@ -41,11 +42,15 @@ class ScriptedEngine:
         command = [sys.executable, "-m", "fa_rollout.engines.scripted"]
         command += ["--config", msgspec.json.encode(script).decode(), "--parent-pid", str(os.getpid())]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        engine = cls(process, "")
         assert process.stdout is not None, "stdout is a pipe"
-        line = process.stdout.readline()
+        is_readable, _, _ = select.select([process.stdout], [], [], _START_S)
+        line = process.stdout.readline() if is_readable else b""
         if not line:
-            raise RuntimeError(f"a scripted engine must start, found exit status {process.wait(_START_S)}")
-        return cls(process, json.loads(line)["url"])
+            engine.stop()
+            raise RuntimeError(f"a scripted engine must start, found exit status {process.returncode}")
+        engine.url = json.loads(line)["url"]
+        return engine
 
     def configure(self, **settings: Any) -> None:
         """Change fields of the script; rules begin to count anew."""

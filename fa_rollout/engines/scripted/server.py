@@ -129,7 +129,9 @@ class EngineServer:
         elif rule.drop == "before":
             exchange.drop()
         elif rule.status is not None or rule.body is not None:
-            exchange.send(rule.status or 200, (rule.body or "").encode())
+            text = rule.body or ""
+            kind = "application/json" if text.startswith(("{", "[")) else "text/plain"
+            exchange.send(rule.status or 200, text.encode(), kind)
         elif not rule.silent:
             work()
 

@@ -36,7 +36,9 @@ class Exchange:
     def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """The whole answer."""
         if self._close():
-            head = f"HTTP/1.1 {status} {_reason(status)}\r\nContent-Type: {kind}\r\n"
+            head = f"HTTP/1.1 {status} {_reason(status)}\r\n"
+            if body:
+                head += f"Content-Type: {kind}\r\n"
             self._connection.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self._connection.answered()
 
