@@ -78,9 +78,10 @@ class View:
             ("reward  ", "dim"), (sparkline([figures.reward for figures in self.steps]), "cyan")
         )
         example = Text.assemble(("sample  ", "dim"), last.example[: max(20, self._console.width - 10)])
-        bar = ProgressBar(total=self._num_steps, completed=last.step + 1, width=60)
-        status = Text(f"step {last.step + 1} of {self._num_steps}, {self.elapsed_s:.0f} s", style="dim")
-        return Group(status, bar, table, curve, example)
+        bar = ProgressBar(total=self._num_steps, completed=last.step + 1, width=40)
+        progress = Table.grid(padding=(0, 2))
+        progress.add_row(bar, Text(f"step {last.step + 1} of {self._num_steps}, {self.elapsed_s:.0f} s"))
+        return Group(progress, table, curve, example)
 
     def __enter__(self) -> Self:
         if self._live is not None:

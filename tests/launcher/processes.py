@@ -1,0 +1,92 @@
+"""A launcher in a process of its own, as a person starts it, and an account of everything below it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 30.0
+
+
+class Launch:
+    """A launcher in a process of its own, and everything below it."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.folder = folder
+        base = folder / "tmp"
+        base.mkdir()
+        self.base = base
+        words = ["run", str(folder / "run.toml"), *(["--", *command] if command else [])]
+        with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fa_rollout.cli", *words],
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "TMPDIR": str(base), "XDG_RUNTIME_DIR": "", "OUT": str(folder)},
+                start_new_session=True,
+            )
+        self.seen: dict[int, psutil.Process] = {}
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    def look(self) -> None:
+        """Remember who is below the launcher now."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self.seen |= {process.pid: process for process in found}
+
+    def until(self, condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.stderr
+            assert self.process.poll() is None or condition(), self.stderr
+            self.look()
+            time.sleep(0.02)
+
+    def up(self) -> "Launch":
+        """Wait for the trainer."""
+        self.until(lambda: (self.folder / "up").exists())
+        self.look()
+        return self
+
+    def child(self, word: str) -> psutil.Process:
+        """The process below the launcher whose command line has this word."""
+        self.look()
+        (found,) = [p for p in self.seen.values() if p.is_running() and word in p.cmdline()]
+        return found
+
+    def end(self, timeout_s: float = DEADLINE_S) -> int:
+        """The exit code; whatever was seen below the launcher must be gone, and its folder with it."""
+        self.until(lambda: self.process.poll() is not None, timeout_s)
+        self.all_gone()
+        return self.process.wait()
+
+    def all_gone(self, timeout_s: float = 5.0) -> None:
+        def left() -> list[psutil.Process]:
+            return [p for p in self.seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+        deadline = time.monotonic() + timeout_s
+        while left() or list(self.base.glob("fa_rollout-*")):
+            assert time.monotonic() < deadline, (left(), list(self.base.iterdir()), self.stderr)
+            time.sleep(0.02)
+
+    def destroy(self) -> None:
+        """After a test that failed: end all that is left."""
+        self.look()
+        self.process.kill()
+        self.process.wait()
+        for process in self.seen.values():
+            if process.is_running():
+                process.kill()
