@@ -40,8 +40,8 @@ class JsonlFile:
         self, line: bytes, number: int, offset: int, data: config.Data, on_bad: Callable[[str, str], None]
     ) -> None:
         skip = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
-        line = line[skip:]
-        if not line.strip():
+        line = line[skip:].rstrip()
+        if not line:
             return
         try:
             values = _object(line)

@@ -14,7 +14,6 @@ replaced, with a back-off, and the item it was on is tried once more.
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -55,7 +54,7 @@ class WorkerPool:
         """Workers that replaced others."""
         self.busy_s = 0.0
         """Time that workers spent in the function, all together."""
-        self._lifeline: tuple[int, int] | None = None
+        self._open = False
         self._supervisor: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Kind] | None = None
         self._lost: RewardWorkersLost | None = None
@@ -67,7 +66,7 @@ class WorkerPool:
             ConfigError: the function cannot be loaded.
         """
         self._started = asyncio.get_running_loop().create_future()
-        self._lifeline = os.pipe()
+        self._open = True
         for place in self._places:
             self._move_in(place)
         self._supervisor = asyncio.create_task(self._supervise(), name="reward-supervisor")
@@ -79,8 +78,9 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Kill the workers and wait until they are gone, `CLOSE_S` at most; what is unfinished is CLOSED."""
-        if self._lifeline is None:
+        if not self._open:
             return
+        self._open = False
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
@@ -91,9 +91,6 @@ class WorkerPool:
         for item in self._take_all_items():
             item.finish(closed)
         await self._wait_for_ends()
-        for fd in self._lifeline:
-            os.close(fd)
-        self._lifeline = None
 
     async def _wait_for_ends(self) -> None:
         deadline = time.monotonic() + CLOSE_S
@@ -129,7 +126,7 @@ class WorkerPool:
     def _enqueue(self, samples: list[Sample], job: Job, first: int) -> None:
         self._num_tickets += 1
         item = Item(ticket=self._num_tickets, job=job, first=first, samples=samples)
-        if self._lifeline is None:
+        if not self._open:
             item.finish(RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed"))
         else:
             self._queue.append(item)
@@ -250,10 +247,9 @@ class WorkerPool:
         self._back_off(place)
 
     def _move_in(self, place: Place) -> None:
-        assert self._lifeline is not None
         place.since_s = time.monotonic()
         try:
-            place.process = WorkerProcess(self._setup, self._lifeline[0])
+            place.process = WorkerProcess(self._setup)
         except OSError as error:
             self._on_failed_start(place, f"a worker process cannot be started: {error}")
             return

@@ -18,19 +18,34 @@ from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 class WorkerProcess:
     """One live worker, in a session and process group of its own."""
 
-    def __init__(self, setup: Setup, lifeline: int) -> None:
-        """Start a fresh interpreter; it answers `Ready` or `Refused` under ticket 0."""
+    def __init__(self, setup: Setup) -> None:
+        """Start a fresh interpreter; it answers `Ready` or `Refused` under ticket 0.
+
+        Raises:
+            OSError: no process can be started.
+        """
         self.channel, self._workers_end = wire.pair()
         self.channel.setblocking(False)
+        # A pipe of its own: whom the kernel signals at its closing is a property of the open file.
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = self._start(lifeline)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(lifeline)
+        self.send(0, wire.dump(setup))
+
+    def _start(self, lifeline: int) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "fa_rollout.rewards.worker"]
         command += ["--channel-fd", str(self._workers_end.fileno()), "--lifeline-fd", str(lifeline)]
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=(self._workers_end.fileno(), lifeline),
             start_new_session=True,
         )
-        self.send(0, wire.dump(setup))
 
     @property
     def pid(self) -> int:
@@ -85,3 +100,4 @@ class WorkerProcess:
         """Close the connection; answers that were not read are lost."""
         self.channel.close()
         self._workers_end.close()
+        os.close(self._lifeline)

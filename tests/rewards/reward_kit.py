@@ -41,6 +41,7 @@ def make_sample(
 async def running(
     function: str | bytes | Callable[..., Any] = "reward_functions.as_metadata_says", **options: Any
 ) -> AsyncIterator[RewardRunner]:
+    options.setdefault("num_workers", 1)
     path = function if isinstance(function, str) else "given.in_python"
     runner = RewardRunner(
         config.Reward(function=path, **options), function=None if isinstance(function, str) else function
