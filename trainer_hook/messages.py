@@ -197,6 +197,25 @@ class Goodbye(Message):
     """The rank closes in order; its leases return without alarm."""
 
 
+# --- launcher -> hub, where the launcher feeds the prompts ----------------------------------------------
+
+
+class Feed(Message):
+    """Prompts of further groups, in order: the n-th payload of a run is group n. Opaque to the hub."""
+
+    payloads: list[bytes]
+
+
+class Announce(Message):
+    """The launcher begins a step, by its own count; engines hold `version`, which somebody else gave them.
+
+    Passed on to the generator.
+    """
+
+    step: int
+    version: int
+
+
 # --- hub -> rank ---------------------------------------------------------------------------------------
 
 
@@ -237,7 +256,8 @@ class Batch(Message):
     num_tokens_global: int
     """Response tokens in the loss over all ranks."""
     reward_mean: float
-    staleness_max: int
+    staleness_max: int | None
+    """None where an engine told no version."""
     wait_s: float
     """Time the rank's request waited in the hub."""
     last: bool = False
@@ -310,12 +330,18 @@ class Resume(Message):
     lineage: str
     weights: str | None
     """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
+    step: int = 0
+    """Where prompts are fed: the step that the launcher announced last, by its own count."""
+    payload: bytes = b""
+    """What the launcher gave the hub for a plugged-in generator."""
 
 
 class Start(Message):
     """Credits: groups to roll out, oldest first, requeued ones ahead of new ones."""
 
     groups: list[Assignment]
+    payloads: list[bytes] = []
+    """Where prompts are fed: what was fed for each of `groups`, as it came."""
 
 
 class Tail(Message):
@@ -396,6 +422,8 @@ class Commit(Message):
     spans: list[list[tuple[int, int, int]]]
     """Per sample, its version spans as (version, end, loss tokens in it): what the `mask` policy needs."""
     rewards: list[float]
+    payload: bytes = b""
+    """Where prompts are fed: passed on to the launcher."""
 
 
 class Settlement(StrEnum):
@@ -414,6 +442,8 @@ class Settled(Message):
     outcome: Settlement
     reason: str
     mean_response_len: float = 0.0
+    payload: bytes = b""
+    """Where prompts are fed: passed on to the launcher."""
 
 
 class EnginesPaused(Message):
@@ -463,6 +493,29 @@ class HubReady(Message):
     address: str
     run: str
     pid: int
+
+
+class Wanted(Message):
+    """Prompts that the run can use by now, counted from its start; it only grows."""
+
+    num_groups: int
+
+
+class Enclosed(Message):
+    """What the generator sent along with the record of a group that now waits for the trainer."""
+
+    group: int
+    attempt: int
+    payload: bytes
+
+
+class Departed(Message):
+    """A fed group ended without being trained: filtered, failed or dropped."""
+
+    group: int
+    outcome: Settlement
+    reason: str
+    payload: bytes = b""
 
 
 class RunEnded(Message):

@@ -1,14 +1,17 @@
 """`python -m fa_rollout.hub`: started by the launcher or by slime's entry, never by hand."""
 
 import argparse
+import base64
 import faulthandler
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fa_rollout import config
+from fa_rollout.hub.plugin import Plugin
 from fa_rollout.hub.server import Server
 from shm.channel import Channel
 from shm.errors import FaRolloutError
@@ -34,11 +37,18 @@ def main() -> int:
             directory=arguments.directory,
             launcher=launcher,
             parent_pid=arguments.parent_pid,
+            plugin=_plugin(first),
         )
     except (FaRolloutError, OSError) as error:
         launcher.send(encode(RunEnded(exit_code=2, text=f"{type(error).__name__}: {error}", counts={})))
         return 2
     return server.serve()
+
+
+def _plugin(first: dict[str, Any]) -> Plugin | None:
+    if "plugin" not in first:
+        return None
+    return Plugin(module=first["plugin"], payload=base64.b64decode(first["plugin_payload"]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,25 @@ class Counts:
         return self.issued + self.running + self.committed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(Protocol):
+    """Where group ids get their prompts from."""
+
+    @property
+    def length(self) -> int | None:
+        """Groups in all, as far as known; None when there is no end."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `length` may still grow."""
+
+    def locate(self, group: int) -> tuple[int, int]:
+        """(epoch, row of the data) of a group."""
+
+    def settled(self, group: int, end: End) -> None:
+        """The group will not be issued again."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Stream:
     """The endless stream of prompts: group ids count through epochs of one shuffled order each."""
 
@@ -78,24 +97,35 @@ class Stream:
     epochs: int | None
     order: Callable[[int], npt.NDArray[np.int64]]
     """Epoch to the order of its rows."""
+    is_open: bool = False
+    _order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     @property
     def length(self) -> int | None:
         """Groups in all; None when the data wraps around for ever."""
         return None if self.epochs is None else self.epochs * self.num_prompts
 
+    def locate(self, group: int) -> tuple[int, int]:
+        """(epoch, row of the data) of a group."""
+        epoch, position = divmod(group, self.num_prompts)
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, self.order(epoch))
+        return epoch, int(self._order[1][position])
+
+    def settled(self, group: int, end: End) -> None:
+        """Rows stay where they are."""
+
 
 class Books:
     """Groups by id, the cursor into the stream, and the counts."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Source) -> None:
         self.stream = stream
         self.cursor = 0
         """First group never taken."""
         self.groups: dict[int, Group] = {}
         self.ends: Counter[End] = Counter()
         self._places: Counter[Place] = Counter()
-        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -121,12 +151,8 @@ class Books:
 
     def assignment(self, group: Group) -> Assignment:
         """What the generator needs to roll a group out."""
-        epoch, position = divmod(group.group, self.stream.num_prompts)
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, self.stream.order(epoch))
-        return Assignment(
-            group=group.group, attempt=group.attempt, epoch=epoch, prompt_index=int(self._order[1][position])
-        )
+        epoch, row = self.stream.locate(group.group)
+        return Assignment(group=group.group, attempt=group.attempt, epoch=epoch, prompt_index=row)
 
     # --- the generator's news ---------------------------------------------------------------------
 
@@ -206,6 +232,7 @@ class Books:
         self._places[group.place] -= 1
         self.ends[end] += 1
         del self.groups[group.group]
+        self.stream.settled(group.group, end)
 
     # --- the whole --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Invariant: under `wait` no group is handed over later than the staleness bound a
 being slow; groups leave oldest first, so that short answers gain nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -86,15 +87,34 @@ def compose(
         more_to_come: False when nothing is running or can be started any more: then a smaller batch closes.
     """
     if len(ready) < rules.groups_per_step and (more_to_come or not ready):
-        return Wait(
-            reason=f"{len(ready)} of {rules.groups_per_step} groups are ready, {len(running)} are running"
-        )
-    is_last_of_version = handed_since_publication + rules.groups_per_step >= rules.groups_per_version
-    if rules.policy == "wait" and is_last_of_version:
-        late = [r.group for r in running if version + 1 - r.version > rules.staleness]
-        if late:
-            return Wait(
-                reason=f"{len(late)} running groups would pass the staleness bound, the oldest is {min(late)}"
-            )
+        found = f"{len(ready)} of {rules.groups_per_step} groups are ready"
+        return Wait(reason=f"{found}, {len(running)} are running")
     oldest_first = sorted(ready, key=lambda r: (r.oldest_version, r.group))
-    return Close(groups=tuple(r.group for r in oldest_first[: rules.groups_per_step]))
+    chosen, left = oldest_first[: rules.groups_per_step], oldest_first[rules.groups_per_step :]
+    if rules.policy == "wait":
+        late = _late(rules, version, handed_since_publication + len(chosen), left, running)
+        if late:
+            return Wait(reason=f"{len(late)} running groups must not be overtaken, the oldest is {min(late)}")
+    return Close(groups=tuple(r.group for r in chosen))
+
+
+def _late(
+    rules: Rules, version: int, handed: int, left: Sequence[Ready], running: Sequence[Running]
+) -> list[int]:
+    """Running groups that could not all be trained within the bound if the batch closed without them.
+
+    Each group has a last version that may train it: its own plus η. Taken earliest first, G groups a version,
+    the groups due by a version must fit what is left of the present one and all up to that one.
+    """
+    eta, per_version = rules.staleness, rules.groups_per_version
+    due = Counter(max(0, r.version + eta - version) for r in running)
+    due_left = Counter(max(0, r.oldest_version + eta - version) for r in left)
+    num_due, num_slots = 0, max(0, per_version - handed)
+    for ahead in range(eta):
+        num_due += due[ahead] + due_left[ahead]
+        if num_due > num_slots:
+            late = [r.group for r in running if r.version + eta - version <= ahead]
+            if late:
+                return late
+        num_slots += per_version
+    return []

@@ -11,7 +11,7 @@ from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.world import Attachment, World
 from shm.ring import RingTable
-from trainer_hook.messages import Fatal, Message, Notice, Pulse, Refused
+from trainer_hook.messages import Announce, Fatal, Message, Notice, Pulse, Refused
 
 
 class Outbox(Protocol):
@@ -49,6 +49,8 @@ class Core:
     batch_waits_for: str = "the generator to read the data and reach the engines"
     told_tail: int = 0
     """Ring tail that the generator knows."""
+    announced: Announce | None = None
+    """What a launcher that feeds the prompts announced last."""
 
     @property
     def ring_bytes(self) -> int:

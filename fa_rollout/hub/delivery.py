@@ -6,6 +6,7 @@ micro-batches.
 
 import msgspec
 
+from fa_rollout.hub.composition import staleness
 from fa_rollout.hub.flow import Step
 from trainer_hook.balance import SampleSize, split
 from trainer_hook.messages import Batch, Commit, Handout, Part
@@ -69,7 +70,7 @@ def _batch(step: Step, micro_batches: list[list[Part]], oldest_allowed: int | No
         num_samples_global=step.num_samples,
         num_tokens_global=step.num_tokens,
         reward_mean=step.reward_sum / max(1, step.num_samples),
-        staleness_max=step.version - step.oldest_version,
+        staleness_max=staleness(step.version, step.oldest_version),
         wait_s=0.0,
         last=step.last,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
-from fa_rollout.hub.books import Books, End, Group, Stream
+from fa_rollout.hub.books import Books, End, Group, Source
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, RunState, Settled, Settlement
@@ -68,7 +68,7 @@ class _Meter:
 class Flow:
     """Books, ring table and version of a run."""
 
-    def __init__(self, config: Config, stream: Stream, table: RingTable, *, lineage: str) -> None:
+    def __init__(self, config: Config, stream: Source, table: RingTable, *, lineage: str) -> None:
         rollout = config.rollout
         groups_per_version = rollout.groups_per_step * rollout.update_interval
         self.config = config
@@ -178,13 +178,17 @@ class Flow:
         """Whether no further step will come: the run's steps are done, or the data is."""
         if self.step >= self.config.rollout.num_steps:
             return True
-        return self.books.num_left == 0 and not self.books.counts().live and not self.books.counts().queued
+        if self.books.stream.is_open or self.books.num_left != 0:
+            return False
+        counts = self.books.counts()
+        return not counts.live and not counts.queued
 
     def compose(self) -> Step | composition.Wait:
         """Close the next step, or say what it waits for. Overdue groups are settled on the way."""
         self._settle_overdue()
         counts = self.books.counts()
-        more_to_come = bool(counts.running or counts.issued or counts.queued or self.books.num_left != 0)
+        is_over = self.books.num_left == 0 and not self.books.stream.is_open
+        more_to_come = bool(counts.running or counts.issued or counts.queued or not is_over)
         decision = composition.compose(
             self.rules,
             version=self.version,
@@ -227,12 +231,17 @@ class Flow:
             group = self.books.groups[name]
             assert group.commit is not None
             self.table.discard(group.commit.sequence)
-            retries = self.config.rollout.max_attempts - 1
-            if self.rules.policy == "retry" and group.attempt < retries:
+            if self._starts_again(group):
                 self.books.requeue(group)
             else:
                 self.meter.dropped_tokens += sum(group.commit.response_lens)
                 self.books.end(group, End.DROPPED)
+
+    def _starts_again(self, group: Group) -> bool:
+        """Whether an overdue group goes back to the data: by policy, or since fed prompts are not lost."""
+        if self.rules.policy == "retry":
+            return group.attempt < self.config.rollout.max_attempts - 1
+        return self.rules.policy == "wait" and self.books.stream.is_open
 
     def _ready(self) -> list[composition.Ready]:
         return [

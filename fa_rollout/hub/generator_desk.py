@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.books import Stream
 from fa_rollout.hub.core import Core
+from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow, TooManyFailures
 from trainer_hook import messages as m
 
@@ -15,9 +16,19 @@ from trainer_hook import messages as m
 class GeneratorDesk:
     """Takes the generator's news."""
 
-    def __init__(self, core: Core, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        *,
+        on_ready: Callable[[], None],
+        fed: FedStream | None = None,
+        launcher: LauncherDesk | None = None,
+    ) -> None:
         self._core = core
         self._on_ready = on_ready
+        self._fed = fed
+        self._launcher = launcher
+        self._num_prompts = 0
 
     def receive(self, message: m.Message) -> None:
         """The generator speaks."""
@@ -43,6 +54,8 @@ class GeneratorDesk:
     def _group_news(self, message: m.Message, flow: Flow) -> None:
         match message:
             case m.Commit():
+                if self._launcher is not None:
+                    message = self._launcher.committed(message)
                 warning = flow.commit(message)
                 self._core.log.write(
                     "committed", group=message.group, attempt=message.attempt, sequence=message.sequence
@@ -56,6 +69,8 @@ class GeneratorDesk:
                 self._core.log.write(
                     message.outcome, group=message.group, attempt=message.attempt, reason=message.reason
                 )
+                if self._launcher is not None:
+                    self._launcher.settled(message)
                 try:
                     flow.settle(message)
                 except TooManyFailures as error:
@@ -87,19 +102,25 @@ class GeneratorDesk:
             version=self._core.flow.version if self._core.flow else 0,
             lineage=self._core.lineage,
             weights=self._core.updates.weights,
+            step=self._core.announced.step if self._core.announced else 0,
         )
 
     def _generator_ready(self, message: m.GeneratorReady) -> None:
         self._core.log.write("generator_ready", incarnation=message.incarnation, engines=message.engines)
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
-        elif self._core.flow.books.stream.num_prompts != message.num_prompts:
-            found = f"it had {self._core.flow.books.stream.num_prompts} rows, now {message.num_prompts}"
+            if self._launcher is not None:
+                self._launcher.flow_begins(self._core.flow)
+        elif self._num_prompts != message.num_prompts:
+            found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
         self._on_ready()
         self._core.updates.generator_is_back()
 
     def _new_flow(self, num_prompts: int) -> Flow:
+        self._num_prompts = num_prompts
+        if self._fed is not None:
+            return Flow(self._core.config, self._fed, self._core.table, lineage=self._core.lineage)
         data = self._core.config.data
         stream = Stream(
             num_prompts=num_prompts,

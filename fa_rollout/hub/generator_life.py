@@ -21,6 +21,8 @@ from trainer_hook.messages import Resume, encode
 START_LIMIT_S = 300.0
 """A generator that reads its data and looks for its engines may be silent for so long."""
 
+GENERATOR = "fa_rollout.generator"
+
 RESTART_WINDOW_S = 600.0
 """Accidental ends are counted over this time."""
 
@@ -28,7 +30,9 @@ RESTART_WINDOW_S = 600.0
 class GeneratorLife:
     """The generator process that runs now, and how often it had to be replaced."""
 
-    def __init__(self, *, preamble: bytes, ring_fd: int, max_restarts: int) -> None:
+    def __init__(self, *, preamble: bytes, ring_fd: int, max_restarts: int, module: str = GENERATOR) -> None:
+        """`module`: what is run by `python -m`."""
+        self._module = module
         self._preamble = preamble
         self._ring_fd = ring_fd
         self._max_restarts = max_restarts
@@ -52,7 +56,7 @@ class GeneratorLife:
         """Begin a life: a fresh interpreter in a session of its own, with ring and channel inherited."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [
-            *(sys.executable, "-m", "fa_rollout.generator"),
+            *(sys.executable, "-m", self._module),
             *(
                 "--channel-fd",
                 str(theirs.fileno()),

@@ -18,6 +18,7 @@ from fa_rollout.config import Config
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.event_log import EventLog
+from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.generator_desk import GeneratorDesk
 from fa_rollout.hub.rank_desk import RankDesk
@@ -33,8 +34,17 @@ class Hub:
     """The desks, and what follows from their news."""
 
     def __init__(
-        self, config: Config, *, run: str, directory: Path, table: RingTable, outbox: Outbox, log: EventLog
+        self,
+        config: Config,
+        *,
+        run: str,
+        directory: Path,
+        table: RingTable,
+        outbox: Outbox,
+        log: EventLog,
+        fed: FedStream | None = None,
     ) -> None:
+        """`fed`: where the launcher's prompts come in; None: the generator reads the data."""
         world = World(config.trainer.num_ranks)
         weights_dir = directory / "weights"
         self.core = Core(
@@ -56,7 +66,11 @@ class Hub:
             lineage=secrets.token_hex(4),
         )
         self.ranks = RankDesk(self.core)
-        self.generator = GeneratorDesk(self.core, on_ready=self.ranks.generator_is_ready)
+        self._fed = fed
+        self.launcher = None if fed is None else LauncherDesk(self.core, fed)
+        self.generator = GeneratorDesk(
+            self.core, on_ready=self.ranks.generator_is_ready, fed=fed, launcher=self.launcher
+        )
         self.watch = Watch(self.core)
 
     def advance(self) -> None:
@@ -70,6 +84,8 @@ class Hub:
             self._issue(core.flow)
         else:
             self._refuse_crossed()
+        if self.launcher is not None:
+            self.launcher.tell(core.flow)
         if core.table.tail != core.told_tail:
             core.told_tail = core.table.tail
             core.outbox.to_generator(Tail(position=core.told_tail))
@@ -79,7 +95,8 @@ class Hub:
         assignments = flow.issue()
         if assignments:
             self.core.log.write("issued", groups=[a.group for a in assignments])
-            self.core.outbox.to_generator(Start(groups=assignments))
+            payloads = [] if self._fed is None else [self._fed.payload(a.group) for a in assignments]
+            self.core.outbox.to_generator(Start(groups=assignments, payloads=payloads))
 
     def _serve(self, flow: Flow) -> None:
         """Give waiting ranks their part, composing the step when none asked for it before."""

@@ -11,11 +11,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from fa_rollout.config import Config
 from fa_rollout.hub.event_log import EventLog
+from fa_rollout.hub.fed import FedStream
 from fa_rollout.hub.figures import counts
-from fa_rollout.hub.generator_life import GeneratorLife, preamble
+from fa_rollout.hub.generator_life import GENERATOR, GeneratorLife, preamble
 from fa_rollout.hub.hub import Hub
+from fa_rollout.hub.plugin import Plugin
 from fa_rollout.hub.reception import Reception
 from fa_rollout.hub.selector import Selector
 from fa_rollout.hub.world import Attachment
@@ -56,6 +60,7 @@ class Server:
         directory: Path,
         launcher: Channel,
         parent_pid: int,
+        plugin: Plugin | None = None,
     ) -> None:
         self._config = config
         self._run = run
@@ -73,9 +78,12 @@ class Server:
             table=RingTable(self._segment.size_bytes, on_free=on_free),
             outbox=self,
             log=self._log,
+            fed=None if plugin is None else FedStream(),
         )
+        self._plugin = plugin
         self._life = GeneratorLife(
             preamble=preamble(run, tree),
+            module=GENERATOR if plugin is None else plugin.module,
             ring_fd=self._segment.fd,
             max_restarts=config.run.generator_restarts,
         )
@@ -164,6 +172,8 @@ class Server:
                 message = m.decode(payload)
                 if isinstance(message, m.Stop):
                     self._end_within(message.grace_s, 0, message.reason)
+                elif self._hub.launcher is not None:
+                    self._hub.launcher.receive(message)
         except ChannelError:
             self._selector.unwatch(self._launcher)
             self.end(1, "the launcher is gone")
@@ -190,7 +200,10 @@ class Server:
     # --- the generator ----------------------------------------------------------------------------
 
     def _start_generator(self) -> None:
-        channel = self._life.start(self._hub.generator.resume_message())
+        resume = self._hub.generator.resume_message()
+        if self._plugin is not None:
+            resume = msgspec.structs.replace(resume, payload=self._plugin.payload)
+        channel = self._life.start(resume)
         self._selector.mark(channel)
         self._selector.watch(channel, lambda: self._from_generator(channel))
         if self._life.pidfd is not None:

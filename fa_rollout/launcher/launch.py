@@ -11,13 +11,9 @@ without a deadline, except for the trainer, which may train as long as it likes 
     launcher   hub and engine   both end; ranks raise HubLost
 """
 
-import json
 import logging
-import os
-import secrets
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +26,7 @@ from fa_rollout.config import Config, to_dict
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.ending import Cause, Ending, ending
 from fa_rollout.launcher.engine import EngineKeeper
+from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.launcher.signals import Signals
@@ -96,7 +93,7 @@ class _Launch:
     ) -> None:
         self._config, self._command = config, command
         self._directory, self._signals, self._seat = directory, signals, seat
-        self._run, self._token = secrets.token_hex(8), secrets.token_hex(32)
+        self._names = RunNames()
         self._before = set(children())
         self._engine: EngineKeeper | None = None
         self._hub: Child | None = None
@@ -134,8 +131,8 @@ class _Launch:
     def _start_trainer(self, address: str) -> None:
         environment = {
             "FA_ROLLOUT_ADDRESS": address,
-            "FA_ROLLOUT_RUN": self._run,
-            "FA_ROLLOUT_TOKEN": self._token,
+            "FA_ROLLOUT_RUN": self._names.run,
+            "FA_ROLLOUT_TOKEN": self._names.token,
         }
         self._seat.ready(environment)
         if self._command:
@@ -147,22 +144,10 @@ class _Launch:
         return None if self._engine is None else self._engine.url
 
     def _start_hub(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-m", "fa_rollout.hub", "--channel-fd", str(theirs.fileno())]
-        command += ["--parent-pid", str(os.getpid()), "--directory", str(self._directory.path)]
-        with theirs:
-            self._hub = Child.start(
-                "hub",
-                command,
-                pass_fds=(theirs.fileno(), self._directory.lock_fd),
-                log=self._log("hub"),
-                own_session=True,
-            )
-        self._channel = Channel(ours)
         tree = to_dict(self._config)
         if self._engine_url is not None:
             tree["engine"]["urls"] = [self._engine_url]
-        self._channel.queue(json.dumps({"run": self._run, "token": self._token, "config": tree}).encode())
+        self._hub, self._channel = start_hub(tree, self._names, self._directory, log=self._log("hub"))
 
     def _log(self, name: str) -> Path | None:
         return None if self._seat.logs is None else self._seat.logs / f"{name}.log"
