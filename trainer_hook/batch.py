@@ -144,7 +144,7 @@ class Batch:
         average gradients over ranks: multiply such a loss by their number."""
         self.reward_mean: float = message.reward_mean
         """Over all ranks."""
-        self.staleness: int = message.staleness_max
+        self.staleness: int | None = message.staleness_max
         """Version that trains the batch minus the oldest version among its tokens, over all ranks."""
         self.is_last: bool = message.last
         """No batch follows; it may be smaller than the others where the data ends."""

@@ -38,6 +38,14 @@ def test_wait_closes_steps_before_the_last_of_a_version() -> None:
     assert isinstance(decide(two_steps, 3, ready(3, 3), late, handed_since_publication=2), Wait)
 
 
+def test_wait_keeps_room_for_slow_groups_that_fall_due_together() -> None:
+    late = [Running(group=9 + i, version=2) for i in range(3)]
+    # Due at version 4 at the latest, and 4 trains two groups: one of the three must be trained by 3.
+    assert isinstance(decide(rules(staleness=2), 3, ready(3, 3), late), Wait)
+    assert isinstance(decide(rules(staleness=2), 3, ready(3, 3), late[1:]), Close)
+    assert isinstance(decide(rules(staleness=3), 3, ready(3, 3), late), Close)
+
+
 @pytest.mark.parametrize("policy", ["drop", "retry", "mask", "keep"])
 def test_other_policies_do_not_wait_for_slow_groups(policy: str) -> None:
     late = [Running(group=9, version=0)]
