@@ -7,7 +7,6 @@ that has begun, and when those are all placed, to the next group: oldest first, 
 |---|---|
 | engines that stand still for an update | `updates` |
 | a finished group that waits for room in the ring | `Tail` |
-| `Hold` | `Hold(held=False)` |
 | the end | nothing |
 
 Invariant: every assignment is answered exactly once, whatever its group's task raises.
@@ -21,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
@@ -158,13 +158,17 @@ class Dispatcher:
         self._pump()
 
     async def _carry(self, job: Job) -> Ending | None:
-        """One group to its end; None when it is committed. Nothing that user code raises leaves this task."""
+        """One group to its end; None when it is committed.
+
+        Raises:
+            ConfigError, EndlessRejection, RewardWorkersLost: the whole run cannot go on.
+        """
         assert self._runner is not None
         try:
             return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
-        except (RewardWorkersLost, EndlessRejection):
+        except (ConfigError, EndlessRejection, RewardWorkersLost):
             raise  # no group can become a record any more
-        except Exception as error:  # user code runs in there: its mistake ends a group, not the run
+        except Exception as error:  # user code runs in there: its mistake ends its group, not the run
             logger.exception("event=group_raised group=%d", job.assignment.group)
             text = "".join(traceback.format_exception_only(error)).strip()
             return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")

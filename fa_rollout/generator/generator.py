@@ -54,7 +54,7 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
-        self._capacity = config.engine.max_concurrent_samples * len(parts.pool.engines)
+        self._capacity = sum(lane.num_allowed for lane in parts.pool.statistics().lanes)
         self._dispatcher = Dispatcher(
             capacity=self._capacity,
             samples_per_group=config.rollout.samples_per_group,
@@ -170,12 +170,22 @@ class Generator:
 
     def figures(self) -> Figures:
         """Where this generator stands."""
+        pool, rewards = self._parts.pool.statistics(), self._parts.rewards.statistics()
         return Figures(
             num_queued=self._dispatcher.num_queued,
             num_running=self._dispatcher.num_running,
             num_waiting_for_ring=self._outbox.num_waiting,
             num_tokens=self._requester.counts.tokens,
-            others=asdict(self._requester.counts) | {"records": self._outbox.num_written},
+            others=asdict(self._requester.counts)
+            | {
+                "records": self._outbox.num_written,
+                "in_flight": pool.num_in_flight,
+                "waiting_for_engines": pool.num_waiting,
+                "oldest_request_s": pool.oldest_age_s,
+                "paused_s": pool.paused_s,
+                "rewards_in_progress": rewards.num_in_progress,
+                "rewards_failed": sum(rewards.num_failed.values()),
+            },
         )
 
 

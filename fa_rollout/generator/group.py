@@ -95,6 +95,7 @@ class GroupRunner:
         limit = self._config.data.max_prompt_tokens
         if limit is not None and len(prompt_ids) > limit:
             raise SampleFailed(f"over-long: a prompt may have {limit} tokens, found {len(prompt_ids)}")
+        prompt_ids.setflags(write=False)  # the samples of a group share it
         return row, prompt_ids
 
     async def _execute(self, job: Job, slot: Slot, row: Row, prompt_ids: IntArray) -> list[list[Sample]]:

@@ -56,8 +56,8 @@ def _fresh_sample(job: Job, member: int, row: Row, prompt_ids: IntArray) -> Samp
         attempt=assignment.attempt,
         epoch=assignment.epoch,
         prompt_index=assignment.prompt_index,
-        prompt=row.prompt,
-        label=row.label,
+        prompt=copy.deepcopy(row.prompt),
+        label=copy.deepcopy(row.label),
         metadata=copy.deepcopy(row.metadata),
         prompt_ids=prompt_ids,
     )

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -28,6 +29,9 @@ from shm.segment import Segment
 from trainer_hook.messages import Resume
 
 logger = logging.getLogger(__name__)
+
+POOL_CLOSE_S = 0.5
+"""Longest time for the pool to close; our requests were aborted before, as far as engines answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +125,24 @@ async def _open_pool_and_tokenizer(config: Config, pool: EnginePool, stack: Asyn
 
 
 async def _start_pool(pool: EnginePool, stack: AsyncExitStack) -> None:
-    await stack.enter_async_context(pool)
+    await pool.start()
+    stack.push_async_callback(_within, POOL_CLOSE_S, pool.aclose)
 
 
 async def _start_rewards(rewards: RewardRunner, stack: AsyncExitStack) -> None:
     stack.push_async_callback(rewards.aclose)
     await rewards.start()
+
+
+async def _within(limit_s: float, close: Callable[[], Awaitable[None]]) -> None:
+    """An end must not hang on an engine that is silent."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await close()
+    except TimeoutError:
+        logger.warning(
+            "event=close_timed_out what=%s limit_s=%g", getattr(close, "__qualname__", close), limit_s
+        )
 
 
 def _generate(config: Config) -> Generate | None:

@@ -30,7 +30,8 @@ def test_a_full_ring_holds_dispatch_while_the_loop_goes_on_and_then_every_group_
         pulse = hub.all(m.Pulse)[-1]
         num_fitting = len(hub.all(m.Commit))
         # Those that were under way, or began in that moment, when the first one found no room.
-        assert 1 <= pulse.num_waiting_for_ring <= 4
+        assert pulse.num_waiting_for_ring >= 1
+        assert pulse.num_queued > 0
         assert pulse.num_queued == 20 - num_fitting - pulse.num_waiting_for_ring
         assert len(engine.requests("/generate")) == 2 * (num_fitting + pulse.num_waiting_for_ring)
         assert pulse.loop_gap_ms < 500

@@ -5,32 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fa_rollout.engines.scripted import (
-    EOS_ID,
-    Lengths,
-    Rule,
-    ScriptedEngine,
-    expected_ids,
-    expected_logprobs,
-    sequence_key,
-)
+from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from tests.generator.conftest import NUM_TOKENS
-from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, Group, HubEnd, prompt_ids, run_tree, text_ids
+from tests.generator.hub_end import LINEAGE, HubEnd, prompt_ids, run_tree, text_ids
+from tests.generator.truth import assert_is_the_engines
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]
 USER = "tests.generator.user_code"
-
-
-def assert_is_the_engines(record: Group, member: int, num_tokens: int = NUM_TOKENS) -> None:
-    """Ids and log-probabilities of a sample are those that the engine made from its prompt."""
-    prompt_len = record.commit.prompt_lens[member]
-    prompt = record.tokens(member)[:prompt_len]
-    assert prompt.tolist() == prompt_ids(record.head.prompt_index).tolist()
-    span = (sequence_key(prompt), prompt_len, prompt_len + num_tokens)
-    assert record.response(member).tolist() == [*expected_ids(*span, VOCAB_SIZE)[:-1], EOS_ID]
-    expected = expected_logprobs(*span, f"{LINEAGE}:0")
-    np.testing.assert_array_equal(record.column("logprobs", member), expected)
 
 
 def test_a_group_goes_from_assignment_to_a_record_that_equals_what_the_engine_sampled(
@@ -49,10 +31,9 @@ def test_a_group_goes_from_assignment_to_a_record_that_equals_what_the_engine_sa
             assert isinstance(commit, m.Commit)
             record = hub.read(commit)
             assert (record.head.group, record.head.prompt_index, record.head.label) == (group, group, group)
+            assert assert_is_the_engines(record) == [[(0, NUM_TOKENS)]] * 2
             for member in range(2):
-                assert_is_the_engines(record, member)
                 assert record.column("loss_mask", member).tolist() == [1] * NUM_TOKENS
-                assert record.spans(member) == [(0, NUM_TOKENS)]
             assert record.arrays["rewards"].tolist() == [NUM_TOKENS, NUM_TOKENS]
 
 

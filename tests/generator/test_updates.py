@@ -4,20 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fa_rollout.config import ConfigError
-from fa_rollout.engines.scripted import (
-    Lengths,
-    Rule,
-    ScriptedEngine,
-    expected_ids,
-    expected_logprobs,
-    sequence_key,
-)
+from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.generator.updates import pause_mode
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
+from tests.generator.truth import Spans, assert_is_the_engines
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]
@@ -32,23 +25,11 @@ def controls(engine: ScriptedEngine) -> list[str]:
     return [path.removeprefix("/") for path in paths]
 
 
-def assert_is_true_by_version(hub: HubEnd, commit: m.Commit) -> list[list[tuple[int, int]]]:
-    """Every token and log-probability is the engine's, under the version of its span; the spans."""
-    record = hub.read(commit)
-    all_spans = []
-    for member in range(len(commit.rewards)):
-        tokens, prompt_len = record.tokens(member), commit.prompt_lens[member]
-        key = sequence_key(tokens[:prompt_len])
-        ids = expected_ids(key, prompt_len, prompt_len + NUM_TOKENS, VOCAB_SIZE)
-        np.testing.assert_array_equal(record.response(member), ids)
-        begin, spans = 0, record.spans(member)
-        for version, end in spans:
-            span = (prompt_len + begin, prompt_len + end)
-            expected = expected_logprobs(key, *span, f"{LINEAGE}:{version}")
-            np.testing.assert_array_equal(record.column("logprobs", member)[begin:end], expected)
-            begin = end
-        all_spans.append(spans)
-    return all_spans
+def true_spans(hub: HubEnd, answer: m.Commit | m.Settled) -> list[Spans]:
+    """The version spans of a committed group's samples, all of whose tokens are the engine's."""
+    assert isinstance(answer, m.Commit)
+    assert answer.response_lens == [NUM_TOKENS] * 2
+    return assert_is_the_engines(hub.read(answer))
 
 
 def under_way(hub: HubEnd, engine: ScriptedEngine, *groups: int) -> None:
@@ -73,9 +54,9 @@ def test_an_update_in_the_middle_of_answers_splits_their_spans_and_aborts_nothin
         hub.issue(2)
         answers = hub.answers(3)
         for group in (0, 1):
-            for spans in assert_is_true_by_version(hub, answers[group]):  # type: ignore[arg-type]
+            for spans in true_spans(hub, answers[group]):
                 assert [version for version, _ in spans] == [0, 1]
-        assert assert_is_true_by_version(hub, answers[2]) == [[(1, NUM_TOKENS)]] * 2  # type: ignore[arg-type]
+        assert true_spans(hub, answers[2]) == [[(1, NUM_TOKENS)]] * 2
         assert [(c.oldest_version, c.newest_version) for c in hub.all(m.Commit)] == [(0, 1), (0, 1), (1, 1)]
     assert hub.all(m.Dispatched)[-1] == m.Dispatched(groups=[2], version=1)
     assert controls(engine) == ["pause_generation", "update_weights_from_disk", "continue_generation"]
@@ -104,8 +85,7 @@ def test_engines_without_spans_are_settled_by_aborts_of_our_own_requests(
         assert [r.body["mode"] for r in engine.requests("/pause_generation")] == ["retract"]
         versions = {"resume": [0, 1], "restart": [1]}[partial]
         for commit in hub.answers(2).values():
-            assert isinstance(commit, m.Commit)
-            for spans in assert_is_true_by_version(hub, commit):
+            for spans in true_spans(hub, commit):
                 assert [version for version, _ in spans] == versions
 
 
@@ -126,9 +106,9 @@ def test_weights_pushed_by_hand_get_their_label_while_the_engines_stand_still(
         (published,) = hub.wait_for(m.WeightsPublished)
         assert published.bubble_s > 0.3
         answers = hub.answers(2)
-        for spans in assert_is_true_by_version(hub, answers[0]):  # type: ignore[arg-type]
+        for spans in true_spans(hub, answers[0]):
             assert [version for version, _ in spans] == [0, 1]
-        assert assert_is_true_by_version(hub, answers[1]) == [[(1, NUM_TOKENS)]] * 2  # type: ignore[arg-type]
+        assert true_spans(hub, answers[1]) == [[(1, NUM_TOKENS)]] * 2
     assert controls(engine) == ["pause_generation", "update_weight_version", "continue_generation"]
     (labelled,) = engine.requests("/update_weight_version")
     assert labelled.body["abort_all_requests"] is False
@@ -145,8 +125,7 @@ def test_a_pause_whose_owner_does_not_come_back_ends_with_its_lease_and_costs_no
         hub.wait_for(m.Warned)
         assert "they go on" in hub.all(m.Warned)[0].text
         commit = hub.answers(1)[0]
-        assert isinstance(commit, m.Commit)
-        assert_is_true_by_version(hub, commit)
+        true_spans(hub, commit)
     assert controls(engine) == ["pause_generation", "continue_generation"]
 
 
@@ -161,8 +140,7 @@ def test_an_update_that_an_engine_refuses_is_told_and_the_old_version_goes_on(
         (failed,) = hub.wait_for(m.UpdateFailed)
         assert "no file" in failed.text
         commit = hub.answers(1)[0]
-        assert isinstance(commit, m.Commit)
-        assert assert_is_true_by_version(hub, commit) == [[(0, NUM_TOKENS)]] * 2
+        assert true_spans(hub, commit) == [[(0, NUM_TOKENS)]] * 2
         play(**SLOWLY)
         hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
         hub.wait_for(m.WeightsPublished)
@@ -176,7 +154,7 @@ def test_a_new_lineage_is_current_and_what_was_sampled_before_is_unknown(tmp_pat
         hub.wait_for(m.WeightsPublished)
         hub.issue(1)
         answers = hub.answers(2)
-        versions = {g: [v for v, _ in hub.read(a).spans(0)] for g, a in answers.items()}  # type: ignore[arg-type]
+        versions = {g: [v for v, _ in hub.read(a).spans(0)] for g, a in answers.items()}
         assert versions == {0: [-1, 2], 1: [2]}
 
 
@@ -188,14 +166,14 @@ def test_engines_are_brought_to_the_runs_version_before_the_first_request(tmp_pa
         (update,) = engine.requests("/update_weights_from_disk")
         assert (update.body["model_path"], update.body["weight_version"]) == ("/weights/3", f"{LINEAGE}:3")
         hub.issue(0)
-        assert hub.read(hub.answers(1)[0]).spans(0) == [(3, 12)]  # type: ignore[arg-type]
+        assert hub.read(hub.answers(1)[0]).spans(0) == [(3, 12)]
         # The next life finds the engines as they should be, and leaves them alone.
         engine.clear()
         hub.restart()
         hub.wait_for(m.GeneratorReady, 2)
         assert controls(engine) == ["continue_generation"]
         hub.issue(1)
-        assert hub.read(hub.answers(2)[1]).spans(0) == [(3, 12)]  # type: ignore[arg-type]
+        assert hub.read(hub.answers(2)[1]).spans(0) == [(3, 12)]
 
 
 def test_a_life_that_is_killed_while_engines_are_paused_is_followed_by_one_that_continues_them(
