@@ -1,8 +1,8 @@
 """Scores samples with the user's function, wherever that function must run.
 
-In: samples, whole. Out: one outcome a sample; a failure is never a number. Async functions are awaited in the
-loop, plain ones run in worker processes (or in the loop, where `reward.in_loop` says that they take
-microseconds). Once started, the function has been imported where it runs.
+In: samples, whole. Out: one outcome a sample; a failure is never a number. Async functions and servers are
+awaited in the loop, plain functions run in worker processes (or in the loop, where `reward.in_loop` says that
+they take microseconds). Once started, the function has been imported where it runs.
 """
 
 import sys
@@ -16,6 +16,7 @@ from fa_rollout.rewards.loop import LoopScorer
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
 from fa_rollout.rewards.pool import WorkerPool
 from fa_rollout.rewards.protocol import Setup
+from fa_rollout.rewards.remote import RemoteReward, is_url
 from fa_rollout.sample import Sample
 
 
@@ -43,6 +44,7 @@ class RewardRunner:
         self._source = config.function if function is None else function
         self._shape = Shape(group=config.group, key=config.key)
         self._scorer: LoopScorer | WorkerPool | None = None
+        self._remote: RemoteReward | None = None
         self._failures: Counter[FailureReason] = Counter()
         self._num_scored = 0
         self._num_in_progress = 0
@@ -54,6 +56,9 @@ class RewardRunner:
             ConfigError: it cannot be imported or sent, or is not callable; the text names the accepted form.
         """
         source = self._source
+        if isinstance(source, str) and is_url(source):
+            self._remote = RemoteReward(source)
+            source = self._remote
         if not isinstance(source, str | bytes):
             if self._config.in_loop or kind_of(check(source)) is Kind.ASYNC:
                 self._scorer = self._loop_scorer(source)
@@ -97,6 +102,8 @@ class RewardRunner:
         """End what runs, within two seconds; its samples get `FailureReason.CLOSED`. Idempotent."""
         if self._scorer is not None:
             await self._scorer.close()
+        if self._remote is not None:
+            await self._remote.aclose()
 
     def statistics(self) -> RewardStatistics:
         pool = self._scorer if isinstance(self._scorer, WorkerPool) else None
