@@ -99,7 +99,11 @@ class Engine:
         first_row = len(scheduler.running)
         newcomers = [] if self._updates else scheduler.admit()
         if newcomers:
-            self._runner.cache.reserve(len(scheduler.running), scheduler.num_columns, num_used_rows=first_row)
+            self._runner.cache.reserve(
+                len(scheduler.running),
+                scheduler.num_columns,
+                used=(first_row, max((r.num_tokens for r in scheduler.running[:first_row]), default=0)),
+            )
             logits_NV = self._runner.prefill(newcomers, first_row=first_row)
             self._postprocess(newcomers, logits_NV, first_row=first_row)
         if scheduler.running:
@@ -231,6 +235,8 @@ class Engine:
     def _apply_updates(self) -> None:
         while self._updates and (self.pause_mode is not None or not self._scheduler.running):
             update, done = self._updates.popleft()
+            if not done.set_running_or_notify_cancel():
+                continue  # who asked for it has hung up and would not learn of it
             self._weights.apply(update.tensors)
             self._num_weight_updates += 1
             if update.version is not None:

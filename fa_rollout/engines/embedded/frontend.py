@@ -5,6 +5,7 @@ early, as when a client hangs up, aborts.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from fa_rollout.engines.embedded.request import Request
 from fa_rollout.engines.embedded.worker import Worker
 
 Result = TypeVar("Result")
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
 
 
 class Ticket:
@@ -77,18 +78,15 @@ class Frontend:
     def is_alive(self) -> bool:
         return self._worker.is_alive
 
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
-
     def start(self) -> None:
         self._worker.start()
 
     async def stop(self) -> None:
         """Abort what is live, so that it is answered, and end the engine's thread."""
         self._is_stopping = True
-        if self._worker.is_alive:
-            await self.call(self.engine.abort_all)
+        with contextlib.suppress(TimeoutError, EngineStopped):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.call(self.engine.abort_all)
         await asyncio.to_thread(self._worker.stop, STOP_TIMEOUT_S)
         self._lose_all()
 

@@ -38,8 +38,8 @@ class KVCache(Cache):
         """(rows, columns) that are reserved."""
         return self._keys[0].shape[0], self._keys[0].shape[2]
 
-    def reserve(self, num_rows: int, num_columns: int, *, num_used_rows: int) -> None:
-        """Make room for `num_rows` rows of `num_columns` tokens; the first `num_used_rows` are kept."""
+    def reserve(self, num_rows: int, num_columns: int, *, used: tuple[int, int]) -> None:
+        """Make room for `num_rows` rows of `num_columns` tokens; the `used` (rows, columns) are kept."""
         rows, columns = self.capacity
         if num_rows <= rows and num_columns <= columns:
             return
@@ -49,8 +49,7 @@ class KVCache(Cache):
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._empty(num_rows, num_columns)
-                kept = min(columns, num_columns)
-                tensors[layer][:num_used_rows, :, :kept] = old[:num_used_rows, :, :kept]
+                tensors[layer][: used[0], :, : used[1]] = old[: used[0], :, : used[1]]
 
     def release(self) -> None:
         """Give the memory back; no row may be in use."""

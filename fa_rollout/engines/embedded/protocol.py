@@ -27,6 +27,8 @@ _random = SystemRandom()
 _SEED_STRIDE = 0xD1B54A32D192ED03
 
 Item = TypeVar("Item")
+LogprobWish = tuple[bool, int | None, int]
+"""(whether, first prompt position, number of top entries)"""
 
 
 class GenerateBody(msgspec.Struct, kw_only=True, frozen=True):
@@ -86,33 +88,19 @@ _stream_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def parse_generate(body: bytes, limits: ModelLimits, tokenizer: Tokenizer | None) -> Generate:
     """Check a whole call and make its requests; raises RequestRefused."""
     call = _decode(body)
-    for name in _UNSUPPORTED:
-        if getattr(call, name):
-            raise RequestRefused(f"{name} is not supported by the embedded engine; leave it out.")
     prompts, is_batch = _prompts(call, tokenizer)
-    params = _spread(call.sampling_params or SamplingParams(), len(prompts), "sampling_params")
-    for entry in params:
-        entry.verify(vocab_size=limits.vocab_size)
+    params = _params(call, len(prompts), limits)
     num_samples = params[0].n
-    if any(entry.n != num_samples for entry in params):
-        raise RequestRefused("n must be the same for all sampling params of a batch.")
-    rids = _rids(call.rid, len(prompts), num_samples, is_batch)
-    logprob = _spread(call.return_logprob or False, len(prompts), "return_logprob")
-    start = _spread(
-        -1 if call.logprob_start_len is None else call.logprob_start_len, len(prompts), "logprob_start_len"
-    )
-    top = _spread(call.top_logprobs_num or 0, len(prompts), "top_logprobs_num")
+    rids = iter(_rids(call.rid, len(prompts), num_samples, is_batch))
+    wishes = _logprob_wishes(call, prompts)
     requests = []
-    for index, prompt_ids in enumerate(prompts):
-        _check_prompt(prompt_ids, params[index], limits)
+    for prompt_ids, prompt_params, wish in zip(prompts, params, wishes, strict=True):
+        _check_prompt(prompt_ids, prompt_params, limits)
         for member in range(num_samples):
-            request = _request(
-                rids[index * num_samples + member], prompt_ids, params[index], limits, tokenizer
-            )
-            request.seed = _seed(params[index].sampling_seed, member)
-            request.stream = call.stream
+            request = _request(next(rids), prompt_ids, prompt_params, member, limits, tokenizer)
+            request.return_logprob, request.logprob_start, request.num_top = wish
             request.return_text_in_logprobs = call.return_text_in_logprobs
-            _ask_logprobs(request, logprob[index], start[index], top[index])
+            request.stream = call.stream
             requests.append(request)
     return Generate(
         requests=requests,
@@ -132,7 +120,7 @@ def wants_stream(body: bytes) -> bool:
 
 def _decode(body: bytes) -> GenerateBody:
     try:
-        return _decoder.decode(body)
+        call = _decoder.decode(body)
     except msgspec.DecodeError as error:
         unknown = _UNKNOWN_FIELD.search(str(error))
         if unknown is None:
@@ -140,6 +128,10 @@ def _decode(body: bytes) -> GenerateBody:
         names = ", ".join(f"`{name}`" for name in SamplingParams.__struct_fields__)
         text = f"unknown field `{unknown['name']}`, expected one of {names}"
         raise RequestRefused(text, body={"error": text}) from error
+    for name in _UNSUPPORTED:
+        if getattr(call, name):
+            raise RequestRefused(f"{name} is not supported by the embedded engine; leave it out.")
+    return call
 
 
 def bad_body(text: str) -> RequestRefused:
@@ -164,6 +156,8 @@ def _prompts(call: GenerateBody, tokenizer: Tokenizer | None) -> tuple[list[list
             "text needs a tokenizer.json beside the model; there is none, so send input_ids."
         )
     texts = [call.text] if isinstance(call.text, str) else call.text
+    if not texts:
+        raise RequestRefused("text cannot be empty.")
     return [_encode(text, tokenizer) for text in texts], isinstance(call.text, list)
 
 
@@ -172,6 +166,15 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
         return list(tokenizer.encode(text).ids)
     except Exception as error:  # the library raises nothing narrower for text that it cannot encode
         raise RequestRefused(f"text must be made of the tokenizer's vocabulary: {error}.") from error
+
+
+def _params(call: GenerateBody, size: int, limits: ModelLimits) -> list[SamplingParams]:
+    params = _spread(call.sampling_params or SamplingParams(), size, "sampling_params")
+    for entry in params:
+        entry.verify(vocab_size=limits.vocab_size)
+    if any(entry.n != params[0].n for entry in params):
+        raise RequestRefused("n must be the same for all sampling params of a batch.")
+    return params
 
 
 def _spread(value: Item | list[Item], size: int, name: str) -> list[Item]:
@@ -224,7 +227,12 @@ def _check_prompt(prompt_ids: Sequence[int], params: SamplingParams, limits: Mod
 
 
 def _request(
-    rid: str, prompt_ids: list[int], params: SamplingParams, limits: ModelLimits, tokenizer: Tokenizer | None
+    rid: str,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    member: int,
+    limits: ModelLimits,
+    tokenizer: Tokenizer | None,
 ) -> Request:
     stop_ids = limits.eos_ids | frozenset(params.stop_token_ids or ())
     stop_strings = None
@@ -240,7 +248,7 @@ def _request(
         prompt_ids=prompt_ids,
         params=params,
         max_new_tokens=num_left if params.max_new_tokens is None else params.max_new_tokens,
-        seed=0,
+        seed=_seed(params.sampling_seed, member),
         stop_ids=frozenset() if params.ignore_eos else stop_ids,
         stop_strings=stop_strings,
         adjuster=LogitAdjuster.create(params, stop_ids, limits.vocab_size),
@@ -255,15 +263,20 @@ def _seed(sampling_seed: int | None, member: int) -> int:
     return (sampling_seed + member * _SEED_STRIDE) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _ask_logprobs(request: Request, return_logprob: bool, start: int, num_top: int) -> None:
-    if not return_logprob:
-        return
-    if not -1 <= start < len(request.prompt_ids):
-        raise RequestRefused(
-            f"logprob_start_len must be -1 or in [0, {len(request.prompt_ids) - 1}], the prompt; got {start}."
-        )
-    if not 0 <= num_top <= MAX_TOP_LOGPROBS:
-        raise RequestRefused(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {num_top}.")
-    request.return_logprob = True
-    request.logprob_start = None if start == -1 else start
-    request.num_top = num_top
+def _logprob_wishes(call: GenerateBody, prompts: list[list[int]]) -> list[LogprobWish]:
+    size = len(prompts)
+    wanted = _spread(call.return_logprob or False, size, "return_logprob")
+    start_len = -1 if call.logprob_start_len is None else call.logprob_start_len
+    starts = _spread(start_len, size, "logprob_start_len")
+    nums = _spread(call.top_logprobs_num or 0, size, "top_logprobs_num")
+    for prompt_ids, start, num in zip(prompts, starts, nums, strict=True):
+        if not -1 <= start < max(1, len(prompt_ids)):
+            raise RequestRefused(
+                f"logprob_start_len must be -1 or in [0, {len(prompt_ids) - 1}], the prompt; got {start}."
+            )
+        if not 0 <= num <= MAX_TOP_LOGPROBS:
+            raise RequestRefused(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {num}.")
+    return [
+        (True, None if start == -1 else start, num) if is_wanted else (False, None, 0)
+        for is_wanted, start, num in zip(wanted, starts, nums, strict=True)
+    ]

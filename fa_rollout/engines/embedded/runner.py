@@ -179,7 +179,7 @@ class Runner:
         ids = [[token % self.vocab_size for token in tokens] for tokens in ([5, 3, 7, 2, 11], [9, 4, 1])]
         expected = torch.stack([self.model(torch.tensor([tokens])).logits[0, -1] for tokens in ids])
         self.model.set_attn_implementation(_ATTENTION)
-        self.cache.reserve(len(ids), 64, num_used_rows=0)
+        self.cache.reserve(len(ids), 64, used=(0, 0))
         self.cache.begin_prefill(0, None)
         self._forward_padded([tokens[:-1] for tokens in ids])
         positions_N = torch.tensor([len(tokens) - 1 for tokens in ids])

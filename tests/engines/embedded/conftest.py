@@ -12,6 +12,10 @@ from transformers import AutoModelForCausalLM
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
 
 
+# Threads that spin for each other are slow on a machine that others use too
+torch.set_num_threads(1)
+
+
 def load_reference(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -42,12 +46,5 @@ def other_reference(other_folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def shared_engine(model_folder: Path) -> Iterator[EmbeddedEngine]:
     """For tests that leave weights, pause and version as they are."""
-    with EmbeddedEngine.start(model_folder) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def module_engine(model_folder: Path) -> Iterator[EmbeddedEngine]:
-    """For tests that change weights; `fresh_engine` puts them back."""
     with EmbeddedEngine.start(model_folder) as engine:
         yield engine

@@ -138,7 +138,7 @@ def test_many_requests_leave_nothing_behind(narrow_engine: EmbeddedEngine) -> No
         sizes = []
         async with connect(narrow_engine.url) as client:
             for _ in range(4):
-                for _ in range(10):
+                for _ in range(5):
                     calls = (client.generate(input_ids=PROMPT, sampling_params=params) for _ in range(40))
                     await asyncio.gather(*calls)
                 sizes.append(process.memory_info().rss)

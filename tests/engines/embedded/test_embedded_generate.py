@@ -251,6 +251,7 @@ def test_a_streamed_batch_tells_the_index(shared_engine: EmbeddedEngine) -> None
     [
         ({}, "Either text, input_ids or input_embeds should be provided."),
         ({"input_ids": []}, "input_ids cannot be empty."),
+        ({"text": []}, "text cannot be empty."),
         ({"input_ids": [[1], []]}, "input_ids cannot be empty."),
         ({"input_ids": [1, VOCAB_SIZE]}, f"input_ids must be in [0, {VOCAB_SIZE - 1}]"),
         ({"input_ids": [-1]}, "input_ids must be in"),

@@ -49,20 +49,12 @@ async def update(client: Client, folder: Path, version: str, **body: Any) -> Any
 
 @asynccontextmanager
 async def running(client: Client, **body: Any) -> AsyncIterator["asyncio.Task[Any]"]:
-    """A stream with some tokens already; the task's result is its last chunk."""
-    has_begun = asyncio.Event()
-
-    async def read() -> Any:
-        chunks = []
-        async for chunk in client.stream(input_ids=PROMPT, return_logprob=True, sampling_params=LONG, **body):
-            chunks.append(chunk)
-            if len(chunks) > 3:
-                has_begun.set()
-        return chunks[-1]
-
+    """A request that has some tokens already and many to go; the task's result is its reply."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(read())
-        await has_begun.wait()
+        task = group.create_task(
+            client.generate(input_ids=PROMPT, return_logprob=True, sampling_params=LONG, **body)
+        )
+        await until_grown(client, 4)
         yield task
 
 
@@ -96,8 +88,8 @@ def test_a_retracted_request_goes_on_under_the_new_weights_with_a_new_cache(
             await client.post("/continue_generation")
             await until_grown(client, 20)
             await client.post("/abort_request", rid="long")
-            chunk = await task
-        ids, meta = chunk["output_ids"], chunk["meta_info"]
+            reply = await task
+        ids, meta = reply["output_ids"], reply["meta_info"]
         first, second = meta["weight_versions"]
         assert (first["version"], first["start"]) == ("run:0", 0)
         assert second == {"version": "run:1", "start": first["end"], "end": len(ids)}
@@ -106,7 +98,7 @@ def test_a_retracted_request_goes_on_under_the_new_weights_with_a_new_cache(
         assert 0 < end < len(ids)
         old = reference_logprobs(reference, PROMPT, ids)[:end]
         new = reference_logprobs(other_reference, PROMPT, ids)[end:]
-        assert output_logprobs(chunk) == pytest.approx(old + new, abs=1e-4)
+        assert output_logprobs(reply) == pytest.approx(old + new, abs=1e-4)
 
     play(engine, model_folder, scene)
 
@@ -129,14 +121,14 @@ def test_a_request_paused_in_place_keeps_its_cache_and_tells_both_versions(
             await client.post("/continue_generation")
             await until_grown(client, 20)
             await client.post("/abort_request", rid="long")
-            chunk = await task
-        ids, meta = chunk["output_ids"], chunk["meta_info"]
+            reply = await task
+        ids, meta = reply["output_ids"], reply["meta_info"]
         first, second = meta["weight_versions"]
         assert [first["version"], second["version"]] == ["run:0", "run:1"]
         assert (first["end"], second["end"]) == (second["start"], len(ids))
         assert meta["num_retractions"] == 0
         fresh = reference_logprobs(other_reference, PROMPT, ids)[first["end"] :]
-        found = output_logprobs(chunk)[first["end"] :]
+        found = output_logprobs(reply)[first["end"] :]
         assert max(abs(a - b) for a, b in zip(found, fresh, strict=True)) > 1e-3
 
     play(engine, model_folder, scene)
@@ -183,8 +175,8 @@ def test_without_a_pause_an_update_waits_for_those_that_run_and_holds_the_others
             assert not updating.done()
             await client.post("/abort_request", rid="long")
             assert (await updating)["num_paused_requests"] == 0
-            chunk = await task
-            assert [span["version"] for span in chunk["meta_info"]["weight_versions"]] == ["run:0"]
+            reply = await task
+            assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == ["run:0"]
             spans = (await later)["meta_info"]["weight_versions"]
             assert [span["version"] for span in spans] == ["run:1"]
 
@@ -202,6 +194,25 @@ def test_an_update_that_waits_is_applied_when_a_pause_comes(
             assert (await updating)["num_paused_requests"] == 1
             await client.post("/abort_request", rid="long")
             await task
+
+    play(engine, model_folder, scene)
+
+
+def test_an_update_whose_client_hangs_up_before_its_turn_is_not_applied(
+    engine: EmbeddedEngine, model_folder: Path, other_folder: Path
+) -> None:
+    async def scene(client: Client) -> None:
+        async with running(client, rid="long") as task:
+            updating = asyncio.create_task(update(client, other_folder, "run:1"))
+            await asyncio.sleep(0.2)
+            updating.cancel()
+            await asyncio.wait([updating])
+            await asyncio.sleep(0.1)
+            await client.post("/abort_request", rid="long")
+            await task
+        reply = await client.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 2})
+        assert reply["meta_info"]["weight_version"] == "run:0"
+        assert (await client.statistics())["is_paused"] is False
 
     play(engine, model_folder, scene)
 
@@ -324,9 +335,9 @@ def test_the_version_can_be_renamed_with_and_without_aborting(
             await client.post("/update_weight_version", new_version="run:4", abort_all_requests=False)
             await until_grown(client, 5)
             await client.post("/update_weight_version", new_version="run:5")
-            chunk = await task
-        assert chunk["meta_info"]["finish_reason"]["type"] == "abort"
-        assert [span["version"] for span in chunk["meta_info"]["weight_versions"]] == ["run:0", "run:4"]
+            reply = await task
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == ["run:0", "run:4"]
         _, info = await client.call("/model_info")
         assert info["weight_version"] == "run:5"
 
