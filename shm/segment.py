@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +51,10 @@ class Segment:
         """
         if size_bytes <= 0:
             raise ValueError(f"a segment must have at least one byte, asked for {size_bytes}")
-        headroom.require(size_bytes, "shared memory", _WAY_OUT)
-        fd = _memfd()
-        try:
+        with _explaining("made") as opened:
+            headroom.require(size_bytes, "shared memory", _WAY_OUT)
+            fd = _memfd()
+            opened.append(fd)
             os.fchmod(fd, 0o600)  # a memfd is born 0777
             os.ftruncate(fd, size_bytes)
             _reserve(fd, size_bytes)
@@ -60,9 +62,6 @@ class Segment:
             return cls._map(
                 fd, size_bytes, writable=True, populate=_MADV_POPULATE_WRITE if prefault else None
             )
-        except BaseException as error:
-            os.close(fd)
-            raise _explained(error, "made") from error
 
     @classmethod
     def attach(cls, fd: int, *, writable: bool, prefault: bool = True) -> "Segment":
@@ -71,7 +70,8 @@ class Segment:
         Raises:
             SegmentError: the descriptor is no sealed memfd, or a system call failed.
         """
-        try:
+        with _explaining("attached") as opened:
+            opened.append(fd)
             size_bytes = os.fstat(fd).st_size
             if size_bytes == 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise SegmentError(
@@ -80,10 +80,6 @@ class Segment:
                 )
             populate = _MADV_POPULATE_WRITE if writable else _MADV_POPULATE_READ
             return cls._map(fd, size_bytes, writable=writable, populate=populate if prefault else None)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-            raise _explained(error, "attached") from error
 
     @classmethod
     def _map(cls, fd: int, size_bytes: int, *, writable: bool, populate: int | None) -> "Segment":
@@ -118,14 +114,11 @@ class Segment:
 def _memfd() -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        try:
-            return os.memfd_create("fa_rollout-ring", flags | _MFD_NOEXEC_SEAL)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: a kernel before 6.3, which does not know the flag
-                raise
-            return os.memfd_create("fa_rollout-ring", flags)
+        return os.memfd_create("fa_rollout-ring", flags | _MFD_NOEXEC_SEAL)
     except OSError as error:
-        raise _explained(error, "made") from error
+        if error.errno != errno.EINVAL:  # EINVAL: a kernel before 6.3, which does not know the flag
+            raise
+        return os.memfd_create("fa_rollout-ring", flags)
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
@@ -149,17 +142,30 @@ def _populate(mapping: mmap.mmap, advice: int) -> None:
         np.frombuffer(mapping, np.uint8)[::PAGE_BYTES].max()
 
 
-def _explained(error: BaseException, done: str) -> BaseException:
-    if not isinstance(error, OSError) or isinstance(error, SegmentError | HeadroomError):
-        return error
-    hint = {
-        errno.EMFILE: "raise the limit of open files (ulimit -n)",
-        errno.ENFILE: "the machine is out of open files",
-        errno.ENOSYS: "memfd needs Linux 3.17 or newer",
-        errno.EPERM: "a seccomp or security profile forbids it: allow memfd_create and shared mmap",
-        errno.EACCES: "a security profile forbids it: allow memfd_create and shared mmap",
-        errno.ENOMEM: _WAY_OUT,
-        errno.EBADF: "the descriptor was closed or never passed on",
-        errno.EINVAL: "the descriptor is not a memfd",
-    }.get(error.errno or 0, "see the system call's manual page")
-    return SegmentError(f"shared memory could not be {done}: {error.strerror or error}; {hint}")
+_HINTS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine is out of open files",
+    errno.ENOSYS: "memfd needs Linux 3.17 or newer",
+    errno.EPERM: "a seccomp or security profile forbids it: allow memfd_create and shared mmap",
+    errno.EACCES: "a security profile forbids it: allow memfd_create and shared mmap",
+    errno.ENOMEM: _WAY_OUT,
+    errno.EBADF: "the descriptor was closed or never passed on",
+    errno.EINVAL: "the descriptor is not a memfd",
+}
+
+
+@contextlib.contextmanager
+def _explaining(done: str) -> Iterator[list[int]]:
+    """A block that opens descriptors: if it fails they are closed, and a failed system call is explained."""
+    opened: list[int] = []
+    try:
+        yield opened
+    except BaseException as error:
+        for fd in opened:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        if not isinstance(error, OSError) or isinstance(error, SegmentError):
+            raise
+        hint = _HINTS.get(error.errno or 0, "see the system call's manual page")
+        text = f"shared memory could not be {done}: {error.strerror or error}; {hint}"
+        raise SegmentError(text) from error
