@@ -90,7 +90,7 @@ class Rollout(_Section):
     """Over-sampling: groups in flight beyond what the staleness bound needs."""
     max_attempts: Positive = 3
     max_rejections: Positive | None = None
-    """Filtered groups in a row before the run stops; None: one epoch, or 1,000 if that is less."""
+    """Filtered groups in a row before the run stops; None: one epoch, but 64 at least and 1,000 at most."""
     group_timeout_s: Seconds | None = None
     """Deadline of a group from dispatch to record; None: none beyond the requests' own."""
     max_failure_rate: Share = 0.2
@@ -105,7 +105,7 @@ class Reward(_Section):
     """How completions are scored."""
 
     function: str
-    """Dotted path: `package.module.function` or `package.module:function`; plain or async."""
+    """Dotted path `package.module.function` or `package.module:function`, plain or async, or a server's URL."""
     group: bool = False
     """The function takes the list of a group's samples and returns a list."""
     key: str | None = None

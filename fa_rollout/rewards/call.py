@@ -1,5 +1,6 @@
 """Around a call of the user's function: its argument, the meaning of its answer and of its exceptions."""
 
+import inspect
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,11 @@ class Shape:
 
     def outcomes(self, result: Any, samples: list[Sample]) -> Outcomes:
         """What its answer means."""
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            text = "the function returned an awaitable; write it as `async def`, so that the loop awaits it"
+            return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
         lengths = [len(sample.response_ids) for sample in samples]
         if self.group:
             return read_group(result, key=self.key, nums_tokens=lengths)

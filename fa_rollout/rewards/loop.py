@@ -1,9 +1,7 @@
 """Scoring in the event loop: async functions, and plain ones that take microseconds."""
 
 import asyncio
-import inspect
 import logging
-from typing import Any
 
 from fa_rollout.rewards.call import Shape, raised
 from fa_rollout.rewards.function import Kind, RewardFunction, kind_of
@@ -24,18 +22,13 @@ class LoopScorer:
         self._shape = shape
         self._timeout_s = timeout_s
         self._is_async = kind_of(function) is Kind.ASYNC
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Outcomes]] = set()
         self._closed = False
 
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
         """One outcome a sample, in order."""
         calls = self._shape.items(samples)
-        if not self._is_async:
-            answers = [self._call(call) for call in calls]
-        else:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._await(call)) for call in calls]
-            answers = [task.result() for task in tasks]
+        answers = await self._await_all(calls) if self._is_async else [self._call(call) for call in calls]
         outcomes: list[RewardOutcome] = []
         for call, answer in zip(calls, answers, strict=True):
             outcomes += [answer] * len(call) if isinstance(answer, RewardFailed) else answer
@@ -48,43 +41,49 @@ class LoopScorer:
 
     def _call(self, samples: list[Sample]) -> Outcomes:
         try:
-            result = self._function(self._shape.argument(samples))
+            return self._shape.outcomes(self._function(self._shape.argument(samples)), samples)
         except KeyboardInterrupt:
             raise
         # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
         except BaseException as error:
             return raised(error)
-        if inspect.isawaitable(result):
-            text = "the function returned an awaitable; write it as `async def`, so that it is awaited"
-            return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
-        return self._shape.outcomes(result, samples)
 
-    async def _await(self, samples: list[Sample]) -> Outcomes:
-        """Wait beside the user's coroutine, not in it: one that swallows cancellation must not hold us."""
-        if self._closed:
-            return RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed")
-        task = asyncio.ensure_future(self._function(self._shape.argument(samples)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _call_async(self, samples: list[Sample]) -> Outcomes:
         try:
-            await asyncio.wait({task}, timeout=self._timeout_s)
-        except asyncio.CancelledError:
-            await self._cancel({task})
+            return self._shape.outcomes(await self._function(self._shape.argument(samples)), samples)
+        except (KeyboardInterrupt, asyncio.CancelledError):
             raise
-        if not task.done():
-            await self._cancel({task})
-            text = f"the reward ran longer than reward.timeout_s = {self._timeout_s:g} s and was cancelled"
-            return RewardFailed(reason=FailureReason.TIMEOUT, text=text)
-        return self._read(task, samples)
+        # As in `_call`.
+        except BaseException as error:
+            return raised(error)
 
-    def _read(self, task: asyncio.Task[Any], samples: list[Sample]) -> Outcomes:
-        if task.cancelled():
-            closed = FailureReason.CLOSED if self._closed else FailureReason.RAISED
-            return RewardFailed(reason=closed, text="the reward was cancelled before it returned")
-        error = task.exception()
-        return raised(error) if error is not None else self._shape.outcomes(task.result(), samples)
+    async def _await_all(self, calls: list[list[Sample]]) -> list[Outcomes]:
+        """Wait beside the user's coroutines, not in them: one that swallows cancellation must not hold us."""
+        if self._closed or not calls:
+            return [RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed")] * len(calls)
+        tasks = [asyncio.create_task(self._call_async(call)) for call in calls]
+        self._tasks.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        try:
+            _, late = await asyncio.wait(tasks, timeout=self._timeout_s)
+            await self._cancel(late)
+        except asyncio.CancelledError:
+            await self._cancel(set(tasks))
+            raise
+        return [self._too_late() if task in late else self._read(task) for task in tasks]
 
-    async def _cancel(self, tasks: set[asyncio.Task[Any]]) -> None:
+    def _too_late(self) -> RewardFailed:
+        text = f"the reward ran longer than reward.timeout_s = {self._timeout_s:g} s and was cancelled"
+        return RewardFailed(reason=FailureReason.TIMEOUT, text=text)
+
+    def _read(self, task: asyncio.Task[Outcomes]) -> Outcomes:
+        if not task.cancelled():
+            return task.result()
+        reason = FailureReason.CLOSED if self._closed else FailureReason.RAISED
+        return RewardFailed(reason=reason, text="the reward was cancelled before it returned")
+
+    async def _cancel(self, tasks: set[asyncio.Task[Outcomes]]) -> None:
         for task in tasks:
             task.cancel()
         if tasks:

@@ -21,7 +21,10 @@ _MAX_MESSAGE = _MAX_INLINE + _TICKET.size
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """The two ends of a private connection."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MAX_MESSAGE)
+    return ends
 
 
 def dump(value: Any) -> bytes:

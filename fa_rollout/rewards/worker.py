@@ -8,7 +8,6 @@ and open process pools. It never outlives its runner, and nor do its children th
 import argparse
 import faulthandler
 import fcntl
-import inspect
 import os
 import select
 import signal
@@ -69,11 +68,7 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
             reason=FailureReason.NOT_SENT, text=f"the worker cannot unpack a sample: {error!r}"
         )
     try:
-        result = function(shape.argument(samples))
-        if inspect.isawaitable(result):
-            text = "the function returned an awaitable; write it as `async def`, so that the loop awaits it"
-            return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
-        return shape.outcomes(result, samples)
+        return shape.outcomes(function(shape.argument(samples)), samples)
     # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
     except BaseException as error:
         return raised(error)

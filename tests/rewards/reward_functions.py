@@ -142,9 +142,7 @@ async def _answer() -> float:
 
 
 def _return_a_coroutine(sample: Sample) -> object:
-    coroutine = _answer()
-    coroutine.close()
-    return coroutine
+    return _answer()
 
 
 def _many_token_rewards(sample: Sample) -> object:
