@@ -118,6 +118,15 @@ class Connection:
         """Whether a request was begun and its answer has not been taken yet."""
         return number in self._awaited
 
+    def has_arrived(self, number: int) -> bool:
+        """Whether `wait` for this request would end at once; reads what has arrived, without waiting."""
+        self._read_rest()
+        return number in self._answers or self._end is not None
+
+    def fileno(self) -> int:
+        """Readable when the hub has said something."""
+        return self._channel.fileno()
+
     def forget(self, number: int) -> None:
         """Wait for this request no more: its answer is dropped when it comes."""
         self._awaited.discard(number)

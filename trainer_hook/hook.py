@@ -145,6 +145,17 @@ class TrainerHook:
         """
         return Block(lambda: self._stepping.enter(copy=copy), self._stepping.leave)
 
+    def is_batch_ready(self) -> bool:
+        """Ask for the next batch, without waiting; whether `next_batch` would return, or raise, at once.
+
+        For a trainer that has something to do meanwhile, with `fileno` for its selector.
+        """
+        return self._stepping.is_ready()
+
+    def fileno(self) -> int:
+        """Becomes readable when the hub has said something."""
+        return self._session.connection.fileno()
+
     # --- weights ----------------------------------------------------------------------------------
 
     def update_weights(self) -> AbstractContextManager[WeightUpdate]:

@@ -28,6 +28,11 @@ class Stepping:
         self._request: m.Next | None = None
         self._batch: Batch | None = None
 
+    def is_ready(self) -> bool:
+        """Ask for the step's batch, unless that was done before; whether `enter` would not have to wait."""
+        with self._session.call(outside=True):
+            return self._session.connection.has_arrived(self._ask())
+
     def enter(self, *, copy: bool) -> Batch:
         """Wait for this rank's part of the step and map it."""
         with self._session.call(outside=True):
@@ -58,10 +63,7 @@ class Stepping:
 
     def _wait(self) -> m.Batch:
         connection = self._session.connection
-        if self._request is None:
-            self._request = m.Next(request=connection.next_number(), step=self.step)
-            connection.begin(self._request)
-        number = self._request.request
+        number = self._ask()
         try:
             answer = connection.wait(
                 number, timeout_s=self._session.wait_timeout_s, waits_for=self._waits_for()
@@ -73,6 +75,13 @@ class Stepping:
             raise EndOfData(answer.reason)
         assert isinstance(answer, m.Batch)
         return answer
+
+    def _ask(self) -> int:
+        """Number of the request for this step, sent now or before."""
+        if self._request is None:
+            self._request = m.Next(request=self._session.connection.next_number(), step=self.step)
+            self._session.connection.begin(self._request)
+        return self._request.request
 
     def _open(self, message: m.Batch, *, copy: bool) -> Batch:
         """Map the batch, or give it back whole."""

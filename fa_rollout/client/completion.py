@@ -32,6 +32,9 @@ class Completion:
     engine: str = ""
     extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """`routed_experts` int32 [T - 1, layers * experts per token], when it was asked for."""
+    rest: bytes = b""
+    """The whole answer's JSON, where a 0 may stand for each of its two long lists; for who needs its text, or
+    what else an engine tells."""
 
 
 def empty_abort(engine: str = "") -> Completion:

@@ -63,7 +63,7 @@ class _Rest(msgspec.Struct):
 
 
 _REST = msgspec.json.Decoder(_Rest)
-_Columns = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Meta]
+_Columns = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Meta, bytes]
 
 
 def decode_reply(body: bytes, *, engine: str = "", partial: bool = False) -> Completion:
@@ -103,7 +103,7 @@ def _fast(body: bytes) -> _Columns | None:
         and bool((rows[:, 1] == ids).all())
         and bool((rows[:, 2] == _NULL_MARK).all())
     )
-    return (ids, logprobs, meta) if is_true else None
+    return (ids, logprobs, meta, rest_json) if is_true else None
 
 
 def _numbers(array_json: bytes, kind: Literal["d", "i"]) -> Any:
@@ -152,7 +152,7 @@ def _plain(body: bytes) -> _Columns:
     except msgspec.ValidationError as error:
         raise InvalidReply(f"meta_info has a field of an unknown form: {error}") from None
     ids = _plain_ids(tree.get("output_ids"), items)
-    return ids, _plain_logprobs(ids, items), meta
+    return ids, _plain_logprobs(ids, items), meta, body
 
 
 def _plain_ids(raw: Any, items: Any) -> npt.NDArray[np.int32]:
@@ -194,7 +194,7 @@ def _plain_logprob(value: Any, position: int, total: int) -> np.float32:
 
 
 def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
-    ids, logprobs, meta = columns
+    ids, logprobs, meta, rest = columns
     finish = meta.finish_reason
     if finish is None and not partial:
         raise InvalidReply("a whole answer must have a finish_reason, found null")
@@ -214,6 +214,7 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
         e2e_latency_s=meta.e2e_latency,
         engine=engine,
         extra=_extra(meta, len(ids)),
+        rest=rest,
     )
 
 

@@ -15,7 +15,9 @@ import logging
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,7 +27,7 @@ from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
-from fa_rollout.generator.pulse import Heart
+from fa_rollout.generator.pulse import Figures, Heart
 from fa_rollout.generator.startup import bring_to_version, open_parts
 from fa_rollout.generator.tasks import first_error
 from shm.channel import Channel
@@ -34,8 +36,20 @@ from trainer_hook.messages import GaveUp, Message, Resume, Warned
 EXIT_GAVE_UP = 3
 
 
-def main() -> int:
-    """Run one life; returns the exit code."""
+class Loop(Protocol):
+    """A generator that is open."""
+
+    async def serve(self) -> End: ...
+
+    def figures(self) -> Figures: ...
+
+
+Open = Callable[[HubLink, int, Life, AsyncExitStack], Coroutine[Any, Any, Loop]]
+"""(hub, ring, life, what closes the parts) to a generator; reads the hub's first two frames."""
+
+
+def main(open_loop: Open | None = None) -> int:
+    """Run one life; returns the exit code. `open_loop`: a generator of another package."""
     parser = argparse.ArgumentParser(prog="python -m fa_rollout.generator", description="Started by the hub.")
     for option in ("--channel-fd", "--ring-fd", "--parent-pid"):
         parser.add_argument(option, type=int, required=True)
@@ -45,16 +59,16 @@ def main() -> int:
         stream=sys.stderr, level=logging.INFO, format="generator %(levelname)s %(name)s %(message)s"
     )
     channel = Channel(socket.socket(fileno=arguments.channel_fd))
-    return asyncio.run(_live(channel, arguments.ring_fd, arguments.parent_pid))
+    return asyncio.run(_live(channel, arguments.ring_fd, arguments.parent_pid, open_loop or _open))
 
 
-async def _live(channel: Channel, ring_fd: int, parent_pid: int) -> int:
+async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open) -> int:
     """Work until an end is asked for, and tell the hub of any other one."""
     life = Life(parent_pid)
     link = HubLink(channel, life)
     with life.watching(), contextlib.closing(link):
         try:
-            end = await _work(link, ring_fd, life)
+            end = await _work(link, ring_fd, life, open_loop)
         except (ConfigError, ClientError, EndlessRejection) as error:
             await _tell(link, GaveUp(error=type(error).__name__, text=_text(error)))
             return EXIT_GAVE_UP
@@ -64,14 +78,14 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int) -> int:
     return end.exit_code
 
 
-async def _work(link: HubLink, ring_fd: int, life: Life) -> End:
+async def _work(link: HubLink, ring_fd: int, life: Life, open_loop: Open) -> End:
     """Open the parts, serve; an end that comes while parts are still opened cancels that."""
     heart = Heart(link.send)
     with first_error():
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for service in (heart.run(), link.run()):
                 stack.callback(tasks.create_task(service).cancel)
-            generator = await life.unless_ended(_open(link, ring_fd, life, stack))
+            generator = await life.unless_ended(open_loop(link, ring_fd, life, stack))
             if generator is None:
                 return await life.ended()
             heart.figures = generator.figures

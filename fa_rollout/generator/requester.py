@@ -12,8 +12,9 @@ is charged to no sample, yet a sample that makes no progress is given up in the 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.pool import EnginePool
@@ -23,7 +24,8 @@ from fa_rollout.generator.job import Job
 from fa_rollout.generator.sampling import Params, continuation_params, sample_seed
 from fa_rollout.generator.turn import Draft, Turn
 from fa_rollout.generator.versions import VersionBook, resolve_spans
-from fa_rollout.sample import FinishReason, IntArray
+from fa_rollout.sample import FinishReason, IntArray, VersionSpan
+from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,10 @@ class Ticket:
     job: Job
     member: int
     num_requests: int = 0
+    routing_key: str | None = None
+    """Requests with one key go to one engine, where the router hashes."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of each request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,18 +145,25 @@ class Requester:
         await self._gate.passed()
         floor, lineage = self._book.published, self._book.lineage
         completion = await self._send(ticket, draft.prompt(input_ids), self._params(ticket, params, draft))
-        is_same_lineage = lineage == self._book.lineage
-        spans = resolve_spans(
+        self.counts.tokens += len(completion.output_ids)
+        spans = self._spans(completion, floor if lineage == self._book.lineage else None)
+        if any(span.version == UNKNOWN_VERSION for span in spans):
+            self._pool.recheck_versions()
+        draft.add(completion, spans)
+        return completion
+
+    def _spans(self, completion: Completion, floor: int | None) -> Sequence[VersionSpan]:
+        num_tokens = len(completion.output_ids)
+        if self._book.follows:
+            return self._book.follow(completion.versions, num_tokens=num_tokens)
+        return resolve_spans(
             completion.versions,
-            num_tokens=len(completion.output_ids),
+            num_tokens=num_tokens,
             lineage=self._book.lineage,
-            floor=floor if is_same_lineage else self._book.published,
+            floor=self._book.published if floor is None else floor,
             ceiling=self._book.announced,
             has_spans=completion.has_spans,
         )
-        self.counts.tokens += len(completion.output_ids)
-        draft.add(completion, spans)
-        return completion
 
     def _params(self, ticket: Ticket, params: Params, draft: Draft) -> Params:
         rest = continuation_params(params, num_done=draft.num_tokens)
@@ -177,7 +190,13 @@ class Requester:
             ticket.job.sent = True
             self._on_first_request(ticket.job)
         try:
-            return await self._pool.generate(rid=rid, input_ids=input_ids, sampling_params=params)
+            return await self._pool.generate(
+                rid=rid,
+                input_ids=input_ids,
+                sampling_params=params,
+                routing_key=ticket.routing_key,
+                options=ticket.options,
+            )
         finally:
             ticket.job.rids.discard(rid)
             self._under_way.discard(rid)

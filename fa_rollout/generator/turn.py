@@ -29,6 +29,8 @@ class Turn:
     version_spans: tuple[VersionSpan, ...]
     """Ends count output tokens of this turn."""
     finish_reason: FinishReason
+    completions: tuple[Completion, ...] = ()
+    """The answers that it is made of, in order."""
 
 
 @dataclass(slots=True)
@@ -36,12 +38,14 @@ class Draft:
     """A turn in the making."""
 
     ids: list[IntArray] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     num_tokens: int = 0
 
     def add(self, completion: Completion, spans: Sequence[VersionSpan]) -> None:
         """Append one answer; its spans end where its tokens do."""
+        self.completions.append(completion)
         self.ids.append(completion.output_ids)
         self.logprobs.append(completion.logprobs)
         self.spans.extend(VersionSpan(span.version, self.num_tokens + span.end) for span in spans)
@@ -49,7 +53,7 @@ class Draft:
 
     def clear(self) -> None:
         """Forget all: the next answer is the first of a new attempt."""
-        self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], 0
+        self.completions, self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], [], 0
 
     def prompt(self, input_ids: IntArray) -> IntArray:
         """The ids to continue from."""
@@ -63,4 +67,5 @@ class Draft:
             logprobs=np.concatenate(self.logprobs) if self.logprobs else np.empty(0, np.float32),
             version_spans=merge_spans((span.version, span.end) for span in self.spans),
             finish_reason=reason,
+            completions=tuple(self.completions),
         )

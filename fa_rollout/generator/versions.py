@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from fa_rollout.sample import VersionSpan
 from trainer_hook.record import UNKNOWN_VERSION
 
+_NEVER_UPDATED = (None, "default")
+"""What SGLang engines call the weights that they started with."""
+
 Labels = Sequence[tuple[str | None, int]]
 """(label, end) over the output tokens of one reply; ends as in `VersionSpan`."""
 
@@ -25,6 +28,8 @@ class VersionBook:
     """Every engine has confirmed it: no token sampled after this moment may be older."""
     announced: int = -1
     """The newest that any engine may hold; above `published` while an update is under way."""
+    follows: bool = False
+    """Somebody else gives the engines their weights: what they say of themselves counts."""
 
     def __post_init__(self) -> None:
         self.announced = max(self.announced, self.published)
@@ -42,6 +47,24 @@ class VersionBook:
     def confirm(self, number: int) -> None:
         """Every engine has loaded a version."""
         self.published = self.announced = number
+
+    def follow(self, labels: Labels, *, num_tokens: int) -> tuple[VersionSpan, ...]:
+        """Spans as the engine told them, for engines whose weights somebody else replaces.
+
+        He ends every request before he does, so that one label is true of a whole answer. An engine that was
+        never given weights has those of the version published first.
+        """
+        ends = [end for _, end in labels]
+        if num_tokens == 0:
+            return ()
+        if not ends or ends[-1] != num_tokens:
+            return (VersionSpan(UNKNOWN_VERSION, num_tokens),)
+        numbers = [
+            self.published if label in _NEVER_UPDATED else parse_label(label, self.lineage)
+            for label, _ in labels
+        ]
+        self.confirm(max(self.published, *numbers))
+        return merge_spans(zip(numbers, ends, strict=True))
 
     def withdraw(self) -> None:
         """The announced version did not come: a token that claims it is of an unknown one."""
