@@ -68,11 +68,18 @@ class Place:
     """Items it may hold."""
     num_deaths: int = 0
     """In a row: no item has been finished since."""
+    num_failed_starts: int = 0
+    """In a row: no worker has loaded the function since."""
     start_at_s: float = 0.0
     """When the next worker may move in."""
 
     def has_room(self) -> bool:
         return self.ready and len(self.items) < self.window
+
+    def back_off(self, now_s: float) -> None:
+        """Note a death: the next worker waits the longer, the more there were in a row."""
+        self.start_at_s = now_s + backoff_s(self.num_deaths)
+        self.num_deaths += 1
 
     def take_in(self, item: Item) -> None:
         """Note an item that was sent to the worker."""

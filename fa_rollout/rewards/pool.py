@@ -23,7 +23,7 @@ from fa_rollout.rewards import wire
 from fa_rollout.rewards.function import Kind
 from fa_rollout.rewards.item import Item, Job
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
-from fa_rollout.rewards.place import Ending, Place, Verdict, backoff_s, judge, next_window
+from fa_rollout.rewards.place import Ending, Place, Verdict, judge, next_window
 from fa_rollout.rewards.process import WorkerProcess
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
@@ -56,7 +56,8 @@ class WorkerPool:
         """Time that workers spent in the function, all together."""
         self._open = False
         self._supervisor: asyncio.Task[None] | None = None
-        self._started: asyncio.Future[Kind] | None = None
+        self._started: asyncio.Future[Kind]
+        self._has_started = False
         self._lost: RewardWorkersLost | None = None
 
     async def start(self) -> Kind:
@@ -184,8 +185,7 @@ class WorkerPool:
         for ticket, answer in place.process.receive():
             match answer:
                 case Ready(kind):
-                    place.ready = True
-                    self._announce_start(kind)
+                    self._on_ready(place, kind)
                 case Refused(text):
                     self._on_failed_start(place, text)
                     return
@@ -197,8 +197,11 @@ class WorkerPool:
                     place.window = next_window(place.window, elapsed_s)
         self._feed()
 
-    def _announce_start(self, kind: Kind) -> None:
-        if self._started is not None and not self._started.done() and all(p.ready for p in self._places):
+    def _on_ready(self, place: Place, kind: Kind) -> None:
+        place.ready = True
+        place.num_failed_starts = 0
+        if not self._started.done() and all(p.ready for p in self._places):
+            self._has_started = True
             self._started.set_result(kind)
 
     async def _supervise(self) -> None:
@@ -244,7 +247,7 @@ class WorkerPool:
             return
         logger.warning("reward worker died pid=%d cause=%s", process.pid, how)
         self._end(place, how)
-        self._back_off(place)
+        place.back_off(time.monotonic())
 
     def _move_in(self, place: Place) -> None:
         place.since_s = time.monotonic()
@@ -258,22 +261,20 @@ class WorkerPool:
     def _on_failed_start(self, place: Place, text: str) -> None:
         if place.process is not None:
             self._end(place, text)
-        self._back_off(place)
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(ConfigError(text))
+        if not self._has_started:
+            if not self._started.done():
+                self._started.set_exception(ConfigError(text))
             return
-        logger.warning("reward worker did not start attempt=%d cause=%s", place.num_deaths, text)
-        if all(p.num_deaths >= MAX_FAILED_STARTS and not p.ready for p in self._places):
+        place.back_off(time.monotonic())
+        place.num_failed_starts += 1
+        logger.warning("reward worker did not start attempt=%d cause=%s", place.num_failed_starts, text)
+        if all(p.num_failed_starts >= MAX_FAILED_STARTS for p in self._places):
             self._give_up(f"reward workers cannot be started any more, the last one because: {text}")
-
-    def _back_off(self, place: Place) -> None:
-        place.start_at_s = time.monotonic() + backoff_s(place.num_deaths)
-        place.num_deaths += 1
 
     def _give_up(self, text: str, cause: BaseException | None = None) -> None:
         self._lost = RewardWorkersLost(text)
         self._lost.__cause__ = cause
-        if self._started is not None and not self._started.done():
+        if not self._started.done():
             self._started.set_exception(self._lost)
         for item in self._take_all_items():
             if not item.job.future.done():

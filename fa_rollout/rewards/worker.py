@@ -9,7 +9,6 @@ import argparse
 import faulthandler
 import fcntl
 import os
-import select
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from fa_rollout.rewards.function import RewardFunction, kind_of, load
 from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
+from shm.liveness import ParentWatch, wait_ended
 
 
 def main() -> None:
@@ -93,14 +93,11 @@ def _die_with(parent_pid: int, lifeline_fd: int) -> None:
 
 
 def _watch(parent_pid: int) -> None:
-    try:
-        poller = select.poll()
-        poller.register(os.pidfd_open(parent_pid), select.POLLIN)
-        while os.getppid() == parent_pid and not poller.poll(1000):
-            pass
-    except OSError:
-        # No such process, or a sandbox that refuses pidfds.
-        while os.getppid() == parent_pid:
+    watch = ParentWatch(parent_pid)
+    while not watch.has_ended():
+        if watch.pidfd is not None:
+            wait_ended(watch.pidfd, 10.0)
+        else:
             time.sleep(0.2)
     os.killpg(0, signal.SIGKILL)
 
