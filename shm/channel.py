@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout
 from shm.fork import disarm_in_children
 from shm.frames import MAX_MESSAGE_BYTES, Inbox, Outbox
-from shm.liveness import peer_credentials, peer_pidfd
+from shm.liveness import open_pidfd, peer_credentials, peer_pidfd
 from shm.statistics import ChannelStatistics
 
 _CHUNK_BYTES = 64 << 10
@@ -36,7 +36,9 @@ class Channel:
         *,
         max_fds: int = 0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        peer_pid: int | None = None,
     ) -> None:
+        """`peer_pid` names a child that inherited the other end of a pair; else the kernel tells the peer."""
         sock.setblocking(False)
         self._sock = sock
         self._max_fds = max_fds
@@ -52,16 +54,16 @@ class Channel:
         self._num_sent = self._num_received = self._sent_bytes = self._received_bytes = 0
         self.peer_pid, self.peer_uid = peer_credentials(sock)
         self.peer_pidfd: int | None = None
-        """Readable when the peer has ended; None where unknown, and for an end made by this process
-        itself."""
-        self._watch_peer()
+        """Readable when the peer has ended; None where that cannot be known."""
+        self._watch_peer(peer_pid)
         disarm_in_children(self)
 
-    def _watch_peer(self) -> None:
-        if self.peer_pid == os.getpid():
-            return  # a socket pair names its maker at both ends
+    def _watch_peer(self, pid: int | None) -> None:
         try:
-            self.peer_pidfd = peer_pidfd(self._sock)
+            if pid is not None:
+                self.peer_pid, self.peer_pidfd = pid, open_pidfd(pid)
+            elif self.peer_pid != os.getpid():  # a pair names its maker at both ends
+                self.peer_pidfd = peer_pidfd(self._sock)
         except ProcessLookupError:
             self.peer_ended()
 
@@ -175,26 +177,25 @@ class Channel:
 
     def _fill(self, limit_bytes: int | None) -> None:
         total = 0
-        while self._end is None and (limit_bytes is None or total < limit_bytes):
-            try:
+        try:
+            while self._end is None and (limit_bytes is None or total < limit_bytes):
                 count = self._receive_some()
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                count = 0
-            if not count:
-                self._end = (ChannelClosed, self._farewell())
-                return
-            total += count
-            self._received_bytes += count
-            try:
+                if not count:
+                    self._end = (ChannelClosed, self._farewell())
+                    return
+                total += count
                 # SYNC POINT bytes-received: later loads see what the sender stored (pairs with bytes-sent).
                 self._num_received += self._inbox.feed(self._scratch[:count])
-            except ChannelError as error:
-                self._end = (type(error), str(error))
-                return
-            if count < _CHUNK_BYTES and limit_bytes is not None:
-                return
+                if count < _CHUNK_BYTES and limit_bytes is not None:
+                    break
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            self._end = (ChannelClosed, self._farewell())
+        except ChannelError as error:
+            self._end = (type(error), str(error))
+        finally:
+            self._received_bytes += total
 
     def _receive_some(self) -> int:
         if self._num_received or not self._max_fds:
@@ -205,10 +206,9 @@ class Channel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._fds += array.array("i", data[: len(data) - len(data) % _INT_BYTES])
         if flags & socket.MSG_CTRUNC:
-            self._end = (
-                ChannelError,
+            raise ChannelError(
                 f"{len(self._fds)} descriptors arrived and others did not (MSG_CTRUNC): raise the "
-                f"limit of open files (ulimit -n) or let the peer pass {self._max_fds} at most",
+                f"limit of open files (ulimit -n) or let the peer pass {self._max_fds} at most"
             )
         return count
 

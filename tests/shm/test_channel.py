@@ -2,9 +2,14 @@
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +99,146 @@ def test_descriptors_come_with_the_first_message_where_they_are_expected() -> No
         assert os.read(fd, 10) == b"through"
         os.close(fd)
         os.close(write_end)
+
+
+_PEER = """
+import os, signal, socket, sys, time
+from shm.channel import Channel
+channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+@contextlib.contextmanager
+def peer(
+    code: str, *, watched: bool = True, **options: int
+) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
+    """A channel to a process that runs some code with its own end as `channel`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PEER + textwrap.dedent(code), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            cwd=Path(__file__).parents[2],
+            **options,
+        )
+    with Channel(ours, peer_pid=process.pid if watched else None) as channel:
+        yield channel, process
+    assert process.wait(30) in (0, -signal.SIGKILL)
+
+
+def test_ten_thousand_unread_messages_each_way_block_nobody() -> None:
+    code = """
+        for number in range(10_000):
+            channel.send(b"%06d" % number + bytes(1018))
+        time.sleep(0.5)
+        assert [int(channel.receive(30)[:6]) for _ in range(10_000)] == list(range(10_000))
+        channel.send(b"all there")
+        channel.receive(30)
+    """
+    with peer(code) as (channel, _):
+        for number in range(10_000):
+            channel.send(b"%06d" % number + bytes(1018))
+        assert [int(channel.receive(30)[:6]) for _ in range(10_000)] == list(range(10_000))
+        assert channel.receive(30) == b"all there"
+        channel.send(b"bye")
+
+
+def test_a_stop_overtakes_ten_thousand_messages_that_nobody_reads() -> None:
+    code = """
+        time.sleep(0.5)
+        position = 0
+        while channel.receive(30) != b"stop":
+            position += 1
+        assert position < 1000, position
+        channel.send(b"stopped")
+    """
+    with peer(code) as (channel, _):
+        for number in range(10_000):
+            channel.queue(b"%06d" % number + bytes(1018))
+        assert not channel.flush()
+        channel.queue(b"stop", urgent=True)
+        assert channel.receive(30) == b"stopped"
+
+
+def test_death_is_seen_at_once_though_a_forked_child_holds_the_socket() -> None:
+    code = """
+        copy = os.dup(channel.fileno())
+        channel.send(b"last words")
+        if os.fork() == 0:
+            time.sleep(60)      # holds the copy; ended by the test
+        print(open("/proc/self/task/%d/children" % os.getpid()).read(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with peer(code, stdout=subprocess.PIPE) as (channel, process):
+        assert channel.receive(10) == b"last words"
+        with pytest.raises(ChannelClosed, match="has ended"):
+            channel.receive(10)
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGKILL)
+        process.stdout.close()
+
+
+def test_a_forked_child_can_neither_speak_nor_hold_the_line() -> None:
+    code = """
+        from shm.errors import ChannelClosed
+        if os.fork() == 0:
+            for act in (lambda: channel.send(b"not mine"), lambda: channel.receive(1), channel.read_ready):
+                try:
+                    act()
+                except ChannelClosed:
+                    continue
+                os._exit(1)
+            time.sleep(0.5)
+            os._exit(0)
+        channel.send(b"mine")
+        channel.close()
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    """
+    with peer(code, watched=False) as (channel, _):
+        assert channel.receive(10) == b"mine"
+        with pytest.raises(ChannelClosed, match="closed the connection"):
+            channel.receive(10)
+
+
+def test_descriptors_lost_to_the_limit_of_open_files_are_missed_loudly() -> None:
+    code = """
+        import resource
+        from shm.errors import ChannelError
+        other = Channel(socket.socket(fileno=os.dup(channel.fileno())), max_fds=1)
+        os.close(first_free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, 100))
+        try:
+            other.receive(10)
+        except ChannelError as error:
+            channel.send(str(error).encode())
+    """
+    with peer(code) as (channel, _):
+        channel.send(b"welcome", fds=[0])
+        assert b"ulimit -n" in channel.receive(10)
+
+
+def test_descriptors_from_a_stranger_are_dropped() -> None:
+    with pair() as (left, right):
+        before = os.listdir("/proc/self/fd")
+        left.send(b"hello", fds=[0, 0, 0])
+        assert right.receive(1) == b"hello"
+        assert right.take_fds() == []
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_truncated_message_is_no_message() -> None:
+    with pair() as (left, right):
+        left._sock.send(b"FaC1" + (100).to_bytes(4, "little") + b"half")
+        left.close()
+        with pytest.raises(ChannelClosed, match="in the middle of a message"):
+            right.receive(1)
+
+
+def test_figures_count_what_went_through() -> None:
+    with pair() as (left, right):
+        for _ in range(5):
+            left.send(b"12345")
+        right.receive(1)
+        sent, received = left.statistics(), right.statistics()
+        assert (sent.num_sent, sent.sent_bytes, sent.num_queued) == (5, 5 * 13, 0)
+        assert (received.num_received, received.received_bytes) == (5, 5 * 13)
