@@ -31,6 +31,7 @@ from fa_rollout.client.recovery import Recovery, Weights
 from fa_rollout.client.request import TokenIds, WireIds
 from fa_rollout.client.sender import Call, Sender
 from fa_rollout.client.statistics import Books, PoolStatistics
+from fa_rollout.client.turnstile import Turnstile
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class EnginePool:
             policy=self.policy,
             ids=ids,
             books=self._books,
+            turnstile=Turnstile(),
             stream=self._stream,
         )
 
@@ -279,6 +281,18 @@ class EnginePool:
             ControlFailed: an engine does not tell it.
         """
         await self._fleet.set_label(label)
+        self._recovery.weights = None
+
+    def assume_weights(self, path: str | None, label: str) -> None:
+        """Every engine holds these weights now: one that is started anew gets them before its next request.
+
+        `path` None: engines have them from their own start, and such a one gets the label alone.
+        """
+        self._recovery.weights = Weights(path=path, label=label)
+
+    def recheck_versions(self) -> None:
+        """An answer claimed a version that no engine should have: find the engine, and renew its weights."""
+        self._recovery.recheck()
 
     async def versions(self) -> dict[str, str | None]:
         """The version label that each engine tells now."""

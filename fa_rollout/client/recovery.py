@@ -12,7 +12,7 @@ from fa_rollout.client.background import Background
 from fa_rollout.client.clock import ActiveClock, Timer
 from fa_rollout.client.dispatch import Dispatcher, Lane
 from fa_rollout.client.engine import Engine
-from fa_rollout.client.errors import ControlFailed, EngineUnavailable
+from fa_rollout.client.errors import ControlFailed, ControlRefused, EngineUnavailable
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.policy import FailurePolicy
 
@@ -24,9 +24,10 @@ _HEALTH_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What was last loaded on every engine; an engine that comes back must have it too."""
+    """What every engine holds; one that comes back must have it too."""
 
-    path: str
+    path: str | None
+    """None: every engine has it from its own start, and lacks the label alone."""
     label: str
 
 
@@ -50,6 +51,8 @@ class Recovery:
         self._outage: Timer | None = None
         self._must_continue: set[str] = set()
         self.weights: Weights | None = None
+        """None: unknown, or pushed by somebody else, who alone can push it again."""
+        self._is_looking = False
         fleet.on_lost = self.lost
 
     def opened(self, lane: Lane) -> None:
@@ -76,6 +79,25 @@ class Recovery:
             self._take_out(engine)
         elif lane.circuit.open(str(error)):
             self.opened(lane)
+
+    def recheck(self) -> None:
+        """An answer claimed a version that it should not have: take out engines that were started anew."""
+        if self.weights is not None and not self._is_looking and not self._clock.is_stopped:
+            self._is_looking = True
+            self._background.spawn(self._look(self.weights))
+
+    async def _look(self, expected: Weights) -> None:
+        try:
+            for engine in [e for e in self._fleet.engines if e.url not in self._fleet.lost]:
+                found = await control.version_of(engine)
+                is_current = self.weights is expected and not self._clock.is_stopped
+                if is_current and found != expected.label:
+                    text = f"{engine.url} must tell weight version {expected.label!r}, found {found!r}"
+                    self.lost(engine, ControlRefused(text))
+        except ControlFailed as error:
+            _LOG.info("event=version_unknown error=%s", error)
+        finally:
+            self._is_looking = False
 
     def close(self) -> None:
         """No timer is left behind."""
@@ -141,5 +163,8 @@ class Recovery:
         if found != self.weights.label:
             path, label = self.weights.path, self.weights.label
             _LOG.warning("event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, label)
+            if path is None:
+                await control.set_label(engine, label)
+                return
             limit_s = self._policy.update_timeout_s
             await control.load_weights(engine, path, label, flush_cache=True, limit_s=limit_s)

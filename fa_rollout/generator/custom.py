@@ -2,6 +2,9 @@
 
 In: the user's function, a fresh sample. Out: the sample, or several of one execution (fan-out).
 
+A turn that an engine aborts is continued, or restarted by itself, inside of `context.generate`; the turns
+before it keep their tokens and versions.
+
 Invariant: a sample's ids are exactly those that engines were given and gave back, in order. Each turn's
 prompt must begin with all ids that the sample has so far; what it adds is taken for tool output (mask 0).
 

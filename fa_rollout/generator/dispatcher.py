@@ -169,7 +169,7 @@ class Dispatcher:
         except (ConfigError, EndlessRejection, RewardWorkersLost):
             raise  # no group can become a record any more
         except Exception as error:  # user code runs in there: its mistake ends its group, not the run
-            logger.exception("event=group_raised group=%d", job.assignment.group)
+            logger.warning("event=group_raised group=%d", job.assignment.group, exc_info=error)
             text = "".join(traceback.format_exception_only(error)).strip()
             return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
 
@@ -177,6 +177,8 @@ class Dispatcher:
         """A group's task is over, by itself or cancelled, even before its first step."""
         self._running.discard(job)
         self._unclaim(job, job.num_claimed)
+        if not task.cancelled() and task.exception() is not None:
+            return  # it ends the run, by way of the task group
         ending = job.ending if task.cancelled() else task.result()
         if ending is not None:
             self._settle(job, ending)

@@ -119,12 +119,15 @@ class GroupRunner:
         A reward that a custom generate function has set stands.
         """
         last = [execution[-1] for execution in executions]
-        if any(sample.reward is None for sample in last):
-            outcomes = await self._rewards.score(last)
-            for sample, outcome in zip(last, outcomes, strict=True):
+        unscored = [sample for sample in last if sample.reward is None]
+        if unscored:
+            scored = last if self._config.reward.group else unscored
+            outcomes = await self._rewards.score(scored)
+            for sample, outcome in zip(scored, outcomes, strict=True):
                 if isinstance(outcome, RewardFailed):
                     raise SampleFailed(f"reward: {outcome.reason}: {outcome.text}")
-                sample.reward, sample.reward_parts = outcome.value, outcome.parts
+                if sample.reward is None:
+                    sample.reward, sample.reward_parts = outcome.value, outcome.parts
         for execution in executions:
             for sample in execution:
                 sample.reward = execution[-1].reward if sample.reward is None else sample.reward

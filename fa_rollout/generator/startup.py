@@ -88,23 +88,27 @@ def _failure_policy(request_timeout_s: float) -> FailurePolicy:
 
 
 async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
-    """See that every engine holds the run's version and tells it; engines that do are left alone.
+    """See that every engine holds the run's version and tells it, now and when it is started anew.
 
     Raises:
         ClientError: an engine could not be brought there.
     """
-    labels = [engine.version_label for engine in pool.engines]
-    if all(parse_label(label, resume.lineage) == resume.version for label in labels):
-        return
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
-    if resume.weights is None:
-        if resume.version:
-            logger.warning("event=engines_relabelled labels=%s label=%s", labels, label)
-        await pool.set_version_label(label)
-        return
+    found = [engine.version_label for engine in pool.engines]
+    if any(parse_label(text, resume.lineage) != resume.version for text in found):
+        if resume.weights is None:
+            logger.info("event=engines_labelled found=%s label=%s", found, label)
+            await pool.set_version_label(label)
+        else:
+            await _load(pool, resume.weights, label)
+    if resume.weights is not None or resume.version == 0:  # else pushed by hand, which nobody here can repeat
+        pool.assume_weights(resume.weights, label)
+
+
+async def _load(pool: EnginePool, path: str, label: str) -> None:
     try:
         await pool.pause(ENGINE_MODE)
-        await pool.update_weights_from_disk(resume.weights, label)
+        await pool.update_weights_from_disk(path, label)
     finally:
         await pool.continue_()
 

@@ -121,10 +121,10 @@ class EngineUpdates:
                 await self._continue()
 
     async def _publish(self, message: PublishWeights) -> None:
-        label = f"{message.lineage}:{message.version}"
         try:
             await self._pause()
             self._book.announce(message.lineage, message.version)
+            label = self._book.label(message.version)
             if message.path is None:
                 await self._pool.set_version_label(label)
             else:
@@ -164,13 +164,15 @@ class EngineUpdates:
             logger.warning("event=settle_timed_out num_requests=%d", self._requester.num_under_way)
 
     async def _continue(self) -> float:
-        """Engines go on; how long they stood still."""
+        """Engines go on; how long they stood still. One that does not is left to the pool's probes."""
         started_s = self._paused_s
         self._lease_ends_s = None
         if started_s is None:
             return 0.0
         try:
             await self._pool.continue_()
+        except ClientError as error:
+            self._send(Warned(text=f"an engine did not go on after its pause: {error}"))
         finally:
             self._open()
         return time.monotonic() - started_s

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
-from tests.generator.hub_end import VOCAB_SIZE, HubEnd, prompt_ids, run_tree
+from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
+from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, prompt_ids, run_tree
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]
@@ -124,6 +124,33 @@ def test_requests_that_are_never_answered_are_aborted_at_their_deadline_and_trie
         assert all(isinstance(answer, m.Commit) for answer in answers.values())
         assert len(engine.requests("/generate")) == 34
         assert len({r.rid for r in engine.requests("/abort_request")}) == 2
+
+
+def test_an_engine_that_was_started_anew_makes_no_more_records_before_it_has_the_runs_weights(
+    tmp_path: Path, play: Play
+) -> None:
+    script = Script(vocab_size=VOCAB_SIZE, lengths=Lengths(tokens=12), tokens_per_s=60.0)
+    with ScriptedEngine.start(script) as first:
+        tree = run_tree(tmp_path, first.url)
+        with HubEnd(tree, version=3, weights="/weights/3") as hub:
+            hub.wait_for(m.GeneratorReady)
+            hub.issue(0)
+            hub.wait_for(m.Commit)
+            os.kill(first.process.pid, signal.SIGKILL)
+            first.process.wait()
+            port = int(first.url.rsplit(":", 1)[1])
+            with ScriptedEngine.start(script, port=port) as second:
+                for group in range(1, 20):
+                    hub.issue(group)
+                    hub.wait_for(m.Commit, group + 1)
+                    if hub.all(m.Commit)[-1].oldest_version == 3:
+                        break
+                assert second.state()["weight_version"] == f"{LINEAGE}:3"
+                versions = [commit.oldest_version for commit in hub.all(m.Commit)]
+                assert set(versions[1:-1]) <= {-1}, (
+                    "tokens of the checkpoint's weights are of no known version"
+                )
+                assert versions[-1] == 3
 
 
 def test_the_death_of_one_of_two_engines_loses_nothing(tmp_path: Path, play: Play) -> None:
