@@ -11,25 +11,20 @@ import pytest
 from reward_kit import is_alive, wait_until
 
 RUNNER = f"""
-import asyncio, os, sys
+import asyncio, os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from reward_kit import make_sample, running
 
 async def main():
     deeds = sys.argv[1].split(",")
     async with running(num_workers=len(deeds), timeout_s=600) as runner:
+        if "fork" in sys.argv and not os.fork():
+            time.sleep(30)  # holds all descriptors of the runner
+            os._exit(0)
         log, child = sys.argv[2] + "/log", sys.argv[2] + "/child"
         await runner.score([make_sample(do=deed, log=log, child=child) for deed in deeds])
 
-async def forked():
-    "A child forked from the runner holds all its descriptors, and lives on."
-    if not os.fork():
-        os.setsid()
-        os.execvp("sleep", ["sleep", "30"]) if sys.argv[3] == "exec" else __import__("time").sleep(30)
-        os._exit(0)
-    await main()
-
-asyncio.run(forked() if len(sys.argv) > 3 else main())
+asyncio.run(main())
 """
 
 
