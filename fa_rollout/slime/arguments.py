@@ -1,0 +1,101 @@
+"""slime's arguments as a run of fa_rollout. Pure, but for the length of the data.
+
+In: the arguments of slime's parser. Out: what cannot be done with them, or the configuration of the run.
+"""
+
+from typing import Any
+
+from fa_rollout.config import ConfigError
+from fa_rollout.slime.options import Options
+
+_BYTES_PER_TOKEN = 9
+"""Token, log-probability and mask."""
+_MIN_RING_BYTES, _MAX_RING_BYTES = 64 << 20, 1 << 30
+_HEARTBEAT_S = 120.0
+"""Reward functions of slime run in the generator's loop and may hold it up for long."""
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse what cannot work with rollouts that never stop.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if getattr(args, "colocate", False) or getattr(args, "offload_rollout", False):
+        raise ConfigError(
+            "fa_rollout needs engines that keep their memory: with --colocate or --offload-rollout slime takes "
+            "it away under requests that are running, which kills the engines; give rollout GPUs of their own "
+            "(--rollout-num-gpus) and train with train_async.py"
+        )
+    if not getattr(args, "rollout_global_dataset", True):
+        raise ConfigError(
+            "fa_rollout takes prompts from slime's data source: it cannot go with --disable-rollout-global-dataset"
+        )
+
+
+def num_rollouts(args: Any, data_source: Any) -> int:
+    """Rollout ids of the whole training; by epochs where slime counts by these."""
+    if args.num_rollout is not None:
+        return int(args.num_rollout)
+    return len(data_source) // int(args.rollout_batch_size) * int(args.num_epoch)
+
+
+def update_interval(args: Any) -> int:
+    """Steps trained per weight version."""
+    return (
+        1 if getattr(args, "release_train", False) else int(getattr(args, "update_weights_interval", 1) or 1)
+    )
+
+
+def config_tree(args: Any, options: Options, *, num_steps: int) -> dict[str, Any]:
+    """The run's configuration, as nested tables.
+
+    A batch of `train_async` is handed over one update before it is trained: the hub, which counts from the
+    hand-over, gets a bound that is one less.
+    """
+    staleness = max(0, options.staleness - 1)
+    surplus = max(0, int(args.over_sampling_batch_size or 0) - int(args.rollout_batch_size))
+    return {
+        "data": {"path": "fed by slime's data source"},
+        "reward": {"function": "slime's own"},
+        "rollout": {
+            "num_steps": max(1, num_steps),
+            "groups_per_step": int(args.rollout_batch_size),
+            "samples_per_group": int(args.n_samples_per_prompt),
+            "update_interval": update_interval(args),
+            "staleness": staleness,
+            "staleness_policy": options.staleness_policy,
+            "partial": "resume" if args.partial_rollout else "restart",
+            "surplus_groups": surplus,
+            "max_attempts": options.max_attempts,
+        },
+        "engine": {
+            "urls": [f"http://{args.sglang_router_ip}:{args.sglang_router_port}"],
+            "router": True,
+            "max_concurrent_samples": int(args.sglang_server_concurrency),
+            "request_timeout_s": options.request_timeout_s,
+        },
+        "ring": {"bytes": _ring_bytes(args, options, staleness + 1)},
+        "trainer": {"num_ranks": 1, "stall_s": options.stall_s},
+        "run": {
+            "heartbeat_s": _HEARTBEAT_S,
+            "generator_restarts": options.generator_restarts,
+            "output_dir": options.log_dir,
+        },
+    }
+
+
+def _ring_bytes(args: Any, options: Options, num_versions: int) -> int | str:
+    """Room for all groups that may wait, at a quarter of the longest responses, within limits."""
+    if options.ring_bytes is not None:
+        return options.ring_bytes
+    num_samples = int(args.rollout_batch_size) * int(args.n_samples_per_prompt)
+    longest = num_samples * int(args.rollout_max_response_len) * _BYTES_PER_TOKEN
+    wanted = max(longest, longest * num_versions * update_interval(args) // 4)
+    return min(max(wanted, _MIN_RING_BYTES), max(_MAX_RING_BYTES, 2 * longest))
+
+
+def takes_fast_path(args: Any, options: Options) -> bool:
+    """Whether plain prompts go by fa_rollout's own client; else slime's `generate` makes all requests."""
+    has_prefill_servers = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
+    return options.fast_client and not has_prefill_servers

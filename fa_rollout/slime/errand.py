@@ -1,0 +1,69 @@
+"""On whose behalf code runs in the generator: set for a group's task, seen by all that it starts.
+
+slime's functions know samples, not groups of ours; a context variable carries the group to the places where
+slime's own semaphore and client were.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa_rollout.generator.job import Job
+from fa_rollout.sample import VersionSpan
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Errand:
+    """One group at work."""
+
+    job: Job
+    place: Callable[[], AbstractAsyncContextManager[None]]
+    """A place among the samples that engines work on."""
+    depart: Callable[[Job], None]
+    """To be called when the group's first request leaves."""
+    prompt_ids: npt.NDArray[np.int32]
+    """Of the prompt that all samples share; empty where that is not known."""
+    started_version: int = 0
+    """Version that engines held when it began."""
+    spans: dict[int, list[VersionSpan]] = field(default_factory=dict)
+    """Version spans of samples, by `id`, whose tokens are all known by version."""
+    begun: dict[int, Any] = field(default_factory=dict)
+    """Turns that were begun before slime was there, by `id` of their sample."""
+
+
+ERRAND: ContextVar[Errand | None] = ContextVar("fa_rollout_errand", default=None)
+_PLACE: ContextVar[AbstractAsyncContextManager[None] | None] = ContextVar("fa_rollout_place", default=None)
+
+
+def current() -> Errand:
+    """The group that the running task works for."""
+    errand = ERRAND.get()
+    assert errand is not None, "only tasks of a group come here"
+    return errand
+
+
+def note_departure() -> None:
+    """A request leaves; the hub is told of a group's first one."""
+    errand = ERRAND.get()
+    if errand is not None and not errand.job.sent:
+        errand.job.sent = True
+        errand.depart(errand.job)
+
+
+class Places:
+    """Stands where slime's semaphore of samples stands: places are given out across groups, oldest first."""
+
+    async def __aenter__(self) -> None:
+        place = current().place()
+        await place.__aenter__()
+        _PLACE.set(place)
+
+    async def __aexit__(self, *error: Any) -> None:
+        place = _PLACE.get()
+        assert place is not None
+        await place.__aexit__(*error)

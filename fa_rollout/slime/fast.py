@@ -1,0 +1,148 @@
+"""slime's `generate` for plain prompts, by fa_rollout's client.
+
+In: slime's arguments, a sample, sampling parameters, as slime's own function takes them. Out: the sample, with
+the same fields set as slime's own would have set them; aborted answers are dealt with inside, by
+`--partial-rollout`: resumed (and masked, if asked for), else restarted.
+
+Invariant: the engine's ids and log-probabilities reach the sample without a Python object per token but those
+of the lists themselves, and what an engine tells beside them goes through slime's own method.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fa_rollout.client.completion import Completion
+from fa_rollout.generator.requester import Requester, Ticket
+from fa_rollout.generator.turn import Turn
+from fa_rollout.sample import FinishReason, VersionSpan
+from fa_rollout.slime.errand import current
+from fa_rollout.slime.upstream import Upstream
+
+
+class FastGenerate:
+    """Stands where `slime.rollout.sglang_rollout.generate` stands."""
+
+    def __init__(self, slime: Upstream, requester: Requester, *, arrays: bool) -> None:
+        self._slime = slime
+        self._requester = requester
+        self._arrays = arrays
+        self._original = slime.sglang_rollout.generate
+
+    async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+        """Sample one completion; images, and whatever is no text, go the way of slime's own function."""
+        if _has_images(sample) or not isinstance(sample.prompt, str):
+            return await self._original(args, sample, sampling_params)
+        prompt_ids = self._prompt_ids(args, sample)
+        sampling_params["max_new_tokens"] -= sample.response_length
+        if sampling_params["max_new_tokens"] <= 0:
+            sample.status = self._slime.Sample.Status.TRUNCATED
+            return sample
+        if not len(sample.tokens):
+            sample.tokens = prompt_ids.tolist()
+        traces = self._slime.traces
+        attributes = {"max_new_tokens": sampling_params["max_new_tokens"]}
+        with traces.trace_span(sample, "sglang_generate", attrs=attributes) as span:
+            turn = await self._turn(args, sample, sampling_params, prompt_ids)
+            meta = self._fill(args, sample, turn)
+            span.update(traces.build_sglang_meta_trace_attrs(meta))
+        return sample
+
+    def _prompt_ids(self, args: Any, sample: Any) -> npt.NDArray[np.int32]:
+        errand = current()
+        if len(errand.prompt_ids) and not len(sample.tokens):
+            return errand.prompt_ids
+        state = self._slime.sglang_rollout.GenerateState(args)
+        prepared = self._slime.sglang_rollout._prepare_prompt_ids(sample, state.tokenizer, state.processor)
+        return np.asarray(prepared, np.int32)
+
+    async def _turn(
+        self, args: Any, sample: Any, params: dict[str, Any], prompt_ids: npt.NDArray[np.int32]
+    ) -> Turn:
+        errand = current()
+        begun = errand.begun.pop(id(sample), None)
+        if begun is not None:
+            turn: Turn = await begun
+            return turn
+        ticket = Ticket(
+            job=errand.job,
+            member=sample.index or 0,
+            routing_key=routing_key(args, sample),
+            options={"return_routed_experts": True} if args.use_rollout_routing_replay else {},
+        )
+        return await self._requester.sample_turn(ticket, prompt_ids, params)
+
+    def _fill(self, args: Any, sample: Any, turn: Turn) -> dict[str, Any]:
+        note_spans(sample, turn)
+        start = sample.response_length
+        with_lists = not self._arrays or start > 0 or args.rollout_top_p != 1.0
+        meta: dict[str, Any] = {}
+        for completion in turn.completions:
+            if completion.rest:  # an answer that no engine gave tells nothing
+                meta = (_append_lists if with_lists else _append_arrays)(args, sample, completion)
+        if turn.finish_reason is FinishReason.LENGTH:
+            sample.status = self._slime.Sample.Status.TRUNCATED
+        if len(turn.completions) > 1 and args.partial_rollout and args.mask_offpolicy_in_partial_rollout:
+            masked = sample.response_length - len(turn.completions[-1].output_ids)
+            sample.loss_mask[:masked] = [0] * masked
+        return meta
+
+
+def _append_lists(args: Any, sample: Any, completion: Completion) -> dict[str, Any]:
+    """One answer: the long lists by themselves, the rest by slime's own method."""
+    answer = msgspec.json.decode(completion.rest)
+    meta: dict[str, Any] = answer["meta_info"]
+    ids, logprobs = completion.output_ids.tolist(), completion.logprobs.tolist()
+    text = answer.get("text", "")
+    if args.rollout_top_p != 1.0:  # slime aligns kept ids with the tokens that they are appended with
+        sample.append_response_tokens(args, tokens=ids, log_probs=logprobs, meta_info=meta, text=text)
+        return meta
+    before = sample.response_length
+    sample.tokens += ids
+    sample.rollout_log_probs = (sample.rollout_log_probs or [0.0] * before) + logprobs
+    sample.loss_mask = ([1] * before if sample.loss_mask is None else sample.loss_mask) + [1] * len(ids)
+    sample.response_length += len(ids)
+    sample.append_response_tokens(args, meta_info=meta, text=text)
+    return meta
+
+
+def _append_arrays(args: Any, sample: Any, completion: Completion) -> dict[str, Any]:
+    answer = msgspec.json.decode(completion.rest)
+    meta: dict[str, Any] = answer["meta_info"]
+    num_tokens = len(completion.output_ids)
+    logprobs = _or_empty(sample.rollout_log_probs, np.float32)
+    mask = _or_empty(sample.loss_mask, np.int32)
+    sample.tokens = np.concatenate([np.asarray(sample.tokens, np.int64), completion.output_ids])
+    sample.rollout_log_probs = np.concatenate([logprobs, completion.logprobs])
+    sample.loss_mask = np.concatenate([mask, np.ones(num_tokens, np.int32)])
+    sample.response_length += num_tokens
+    sample.append_response_tokens(args, meta_info=meta, text=answer.get("text", ""))
+    return meta
+
+
+def _or_empty(values: Any, dtype: Any) -> npt.NDArray[Any]:
+    return np.empty(0, dtype) if values is None else np.asarray(values, dtype)
+
+
+def routing_key(args: Any, sample: Any) -> str | None:
+    """The session that a hashing router keeps on one engine."""
+    hashes = getattr(args, "router_policy", None) == "consistent_hashing"
+    return sample.session_id if hashes and sample.session_id else None
+
+
+def note_spans(sample: Any, turn: Turn) -> None:
+    """Remember which versions made a sample's tokens, as long as all of them were made here."""
+    spans = current().spans
+    known = spans.pop(id(sample), [])
+    start = sample.response_length
+    if (known[-1].end if known else 0) == start:
+        spans[id(sample)] = known + [
+            VersionSpan(span.version, start + span.end) for span in turn.version_spans
+        ]
+
+
+def _has_images(sample: Any) -> bool:
+    inputs = sample.multimodal_inputs or {}
+    return any(value is not None for value in inputs.values())

@@ -1,0 +1,68 @@
+"""What a slime user can set of fa_rollout: attributes `fa_rollout_<name>` of slime's arguments, or environment
+variables `FA_ROLLOUT_<NAME>`.
+
+Attributes come from the YAML file of slime's `--custom-config-path`; they win over the environment.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from fa_rollout.config import ConfigError
+
+_PREFIX = "fa_rollout_"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """All options, each with a default that suits a first run."""
+
+    staleness: int = 4
+    """Weight versions between the one that trains a batch and the oldest among its tokens, at most. Under
+    `train_async` a batch is composed one update before it is trained, so 1 is the least."""
+    staleness_policy: Literal["wait", "drop", "retry", "mask", "keep"] = "wait"
+    """What becomes of groups that would pass the bound; `wait` holds the batch until they are in it."""
+    arrays: bool = False
+    """Numpy arrays in `Sample.tokens`, `.rollout_log_probs` and `.loss_mask` in place of lists."""
+    on_error: Literal["raise", "retry"] = "raise"
+    """What an exception in generate, reward, hook or filter does: end the run with its traceback, or start the
+    group again, `max_attempts` times in all, and then end the run."""
+    max_attempts: int = 3
+    fast_client: bool = True
+    """Sample plain prompts by fa_rollout's client; False: by slime's own `generate`."""
+    ring_bytes: int | str | None = None
+    """Shared memory between generator and manager, as a number or as `"256MiB"`; None: by batch and lengths."""
+    stall_s: float | str = 3600.0
+    """Longest wait for a batch; the error says who waits for whom."""
+    request_timeout_s: float | str = 7200.0
+    """Longest answer of an engine; time in which it stands paused does not count."""
+    generator_restarts: int = 5
+    """Generators that may end by accident within ten minutes."""
+    log_dir: str | None = None
+    """Folder for the event log; None: none is kept."""
+
+
+def read_options(args: Any, environment: Mapping[str, str] = os.environ) -> Options:
+    """The options that slime's arguments and the environment set.
+
+    Raises:
+        ConfigError: one is unknown, or its value is not allowed.
+    """
+    known = Options.__struct_fields__
+    given = {
+        name.removeprefix(_PREFIX): value for name, value in vars(args).items() if name.startswith(_PREFIX)
+    }
+    for name in given.keys() - set(known):
+        near = difflib.get_close_matches(name, known, n=1) or known
+        raise ConfigError(f"unknown option {_PREFIX}{name}; did you mean {_PREFIX}{near[0]}?")
+    found = {name: environment[_PREFIX.upper() + name.upper()] for name in known if _in(environment, name)}
+    try:
+        return msgspec.convert(found | given, Options, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"an option {_PREFIX}* cannot be used: {error}") from None
+
+
+def _in(environment: Mapping[str, str], name: str) -> bool:
+    return bool(environment.get(_PREFIX.upper() + name.upper()))

@@ -1,0 +1,192 @@
+"""One group from slime's samples to a record: slime's own functions, run to the end.
+
+| what happens to a group | what follows |
+|---|---|
+| a sample comes back aborted (custom generate functions) | it is sampled on or anew, by `--partial-rollout` |
+| anything raises | the run ends with the traceback, or the group starts again: `fa_rollout_on_error` |
+| the dynamic filter drops it | filtered |
+| all samples are done | a record |
+
+Invariant: a group ends whole, and no exception is dropped.
+"""
+
+import asyncio
+import logging
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import numpy as np
+
+from fa_rollout.config import ConfigError
+from fa_rollout.generator.group import Slot
+from fa_rollout.generator.job import Ending, Job
+from fa_rollout.generator.outbox import Outbox
+from fa_rollout.slime.errand import ERRAND, Errand
+from fa_rollout.slime.options import Options
+from fa_rollout.slime.record import slime_record
+from fa_rollout.slime.upstream import Upstream
+from fa_rollout.slime.wire import decode_prompt, encode_rest, flatten
+from trainer_hook.messages import Assignment, Message, Settled, Settlement, Warned
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 64
+"""Times that the aborted samples of a group are sampled again."""
+_BACKOFF_S, _BACKOFF_CAP_S = 0.05, 2.0
+
+
+class GroupRaised(ConfigError):
+    """Code that a group ran through raised: the user's, or slime's. The cause has the traceback."""
+
+
+class NoProgress(RuntimeError):
+    """The samples of a group were aborted again and again."""
+
+
+class SlimeRunner:
+    """Carries groups out."""
+
+    def __init__(
+        self,
+        *,
+        args: Any,
+        options: Options,
+        directory: str,
+        slime: "asyncio.Future[Upstream]",
+        outbox: Outbox,
+        send: Callable[[Message], None],
+        depart: Callable[[Job], None],
+        version: Callable[[], int],
+        num_candidates: Callable[[], int],
+    ) -> None:
+        """
+        Args:
+            slime: done when slime is imported and set up.
+            version: what engines hold now.
+            num_candidates: groups that this generator holds.
+        """
+        self._args = args
+        self._options = options
+        self._directory = directory
+        self._slime = slime
+        self._outbox = outbox
+        self._send = send
+        self._depart = depart
+        self._version = version
+        self._num_candidates = num_candidates
+        self._prompts: dict[int, bytes] = {}
+        self.num_restarted_samples = self.num_samples = 0
+
+    def stock(self, groups: Sequence[Assignment], payloads: Sequence[bytes]) -> None:
+        """Take what was fed for these groups."""
+        self._prompts.update(zip((a.group for a in groups), payloads, strict=True))
+
+    async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
+        """Carry a group out; None when it is committed, or filtered and told so.
+
+        Raises:
+            GroupRaised: something raised, and the run shall end.
+        """
+        payload = self._prompts.pop(job.assignment.group)
+        try:
+            async with deadline:
+                await self._carry(job, slot, payload)
+        except Exception as error:  # user code runs in there; see the table above
+            return self._raised(job, error)
+        return None
+
+    async def _carry(self, job: Job, slot: Slot, payload: bytes) -> None:
+        started_s = time.monotonic()
+        ids, pickled = decode_prompt(payload)
+        errand = Errand(
+            job=job,
+            place=lambda: slot(job),
+            depart=self._depart,
+            prompt_ids=ids,
+            started_version=self._version(),
+        )
+        ERRAND.set(errand)
+        slime = await asyncio.shield(self._slime)
+        group = await self._roll_out(slime, pickled)
+        self.num_samples += len(group)
+        if self._drops(slime, job, group):
+            return
+        record = slime_record(
+            group,
+            errand,
+            self._args,
+            rest=encode_rest(group, self._directory),
+            started_s=started_s,
+            finished_s=time.monotonic(),
+        )
+        await self._outbox.put(record)  # type: ignore[arg-type]
+
+    async def _roll_out(self, slime: Upstream, pickled: bytes) -> list[Any]:
+        """All members done: slime's own way through generate, hooks and rewards, as often as it takes."""
+        group: list[Any] = pickle.loads(pickled)
+        run = slime.sglang_rollout.generate_and_rm_group
+        for round_number in range(MAX_ROUNDS):
+            state = slime.sglang_rollout.GenerateState(self._args)
+            group = await run(self._args, group, state.sampling_params.copy(), evaluation=False)
+            aborted = [member for member, made in enumerate(group) if _is_aborted(slime, made)]
+            if not aborted:
+                return group
+            self._renew(group, aborted, pickled)
+            await asyncio.sleep(min(_BACKOFF_CAP_S, _BACKOFF_S * 2**round_number))
+        raise NoProgress(
+            f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time between "
+            "weight updates, which --partial-rollout bears"
+        )
+
+    def _renew(self, group: list[Any], aborted: list[int], pickled: bytes) -> None:
+        """Prepare the aborted members for the next round; without `--partial-rollout` they start anew."""
+        fresh = pickle.loads(pickled)
+        for member in aborted:
+            if isinstance(group[member], list) or not self._args.partial_rollout:
+                group[member] = fresh[member]
+                self.num_restarted_samples += 1
+
+    def _drops(self, slime: Upstream, job: Job, group: list[Any]) -> bool:
+        """Ask the dynamic filter; a dropped group is settled here, with all its samples if somebody wants them."""
+        path = self._args.dynamic_sampling_filter_path
+        if path is None:
+            return False
+        verdict = slime.filters.call_dynamic_filter(slime.load_function(path), self._args, group)
+        if not slime.filters.should_drop_dynamic_filter_output(
+            verdict,
+            remaining_batch_size=self._num_candidates(),
+            target_data_size=self._args.rollout_batch_size,
+        ):
+            return False
+        wants_all = self._args.rollout_all_samples_process_path is not None
+        self._send(
+            Settled(
+                group=job.assignment.group,
+                attempt=job.assignment.attempt,
+                outcome=Settlement.FILTERED,
+                reason=verdict.reason or "",
+                mean_response_len=float(np.mean([s.response_length for s in flatten(group)])),
+                payload=pickle.dumps(group, pickle.HIGHEST_PROTOCOL) if wants_all else b"",
+            )
+        )
+        return True
+
+    def _raised(self, job: Job, error: Exception) -> Ending:
+        attempt = job.assignment.attempt + 1
+        if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
+            raise GroupRaised(
+                f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "
+                f"{type(error).__name__}: {error}; with fa_rollout_on_error = retry a group starts again"
+            ) from error
+        text = "".join(traceback.format_exception(error)).strip()
+        self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
+        return Ending(outcome=Settlement.RETURNED, reason=f"raised {type(error).__name__}: {error}")
+
+
+def _is_aborted(slime: Upstream, made: Any) -> bool:
+    aborted = slime.Sample.Status.ABORTED  # type: ignore[attr-defined]
+    return any(sample.status == aborted for sample in (made if isinstance(made, list) else (made,)))

@@ -1,0 +1,36 @@
+"""slime's samples again, from a group's record in the ring and the rest that came beside it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fa_rollout.slime.wire import decode_rest, regroup
+from trainer_hook.sample import Sample
+
+
+def rebuild(rest: bytes, records: Sequence[Sample], *, arrays: bool) -> list[Any]:
+    """A group as slime's functions left it in the generator: samples, or lists of samples after a fan-out.
+
+    Args:
+        rest: the payload of the group's commit.
+        records: the group's samples in the ring.
+        arrays: fill numpy arrays (int64, float32, int32) in place of lists.
+    """
+    shape, samples = decode_rest(rest)
+    for record in records:
+        _fill(samples[record.member], record, arrays=arrays)
+    return regroup(shape, samples)
+
+
+def _fill(sample: Any, record: Sample, *, arrays: bool) -> None:
+    columns = record.arrays
+    state = vars(sample)
+    if arrays:
+        state.setdefault("tokens", columns.tokens.astype(np.int64))
+        state.setdefault("rollout_log_probs", columns.logprobs.copy())
+        state.setdefault("loss_mask", columns.loss_mask.astype(np.int32))
+        return
+    state.setdefault("tokens", columns.tokens.tolist())
+    state.setdefault("rollout_log_probs", columns.logprobs.tolist())
+    state.setdefault("loss_mask", columns.loss_mask.tolist())
