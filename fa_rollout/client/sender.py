@@ -32,8 +32,14 @@ from fa_rollout.client.recovery import Recovery
 from fa_rollout.client.request import TokenIds, WireIds, generate_body
 from fa_rollout.client.statistics import Books
 from fa_rollout.client.stream import LastEvent
+from fa_rollout.client.turnstile import Turnstile
 
 T = TypeVar("T")
+
+_SEND_S = 3e-4
+_ACCEPT_S = 1e-4
+_DECODE_S_PER_BYTE = 3e-9
+"""Estimates of CPU time, for the turnstile."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,6 +83,7 @@ class Sender:
     policy: FailurePolicy
     ids: WireIds
     books: Books
+    turnstile: Turnstile
     stream: bool
 
     async def deliver(self, call: Call) -> Completion:
@@ -110,9 +117,16 @@ class Sender:
 
     async def _slot(self, call: Call, avoid: Lane | None) -> Lane:
         lane = None if call.is_aborted else self.dispatcher.try_acquire(call.routing_key, avoid)
-        if lane is not None:
-            return lane
-        return await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
+        if lane is None:
+            lane = await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
+        try:
+            await self.turnstile.enter(_SEND_S)
+            if call.is_aborted:
+                raise _Interrupted
+        except BaseException:
+            self.dispatcher.release(lane)
+            raise
+        return lane
 
     async def _wait(self, call: Call, what: Awaitable[T]) -> T:
         scope = asyncio.timeout(0 if call.is_aborted else None)
@@ -148,7 +162,7 @@ class Sender:
             call.flight = None
             self.flights.land(flight, may_run=may_run)
             self.dispatcher.release(lane)
-        return self._accept(body, flight)
+        return await self._accept(body, flight)
 
     async def _exchange(self, call: Call, flight: Flight, last_event: LastEvent | None) -> bytes:
         request = generate_body(
@@ -156,10 +170,11 @@ class Sender:
         )
         return await self.fleet.fronts[flight.lane.url].generate(request, call.routing_key, last_event)
 
-    def _accept(self, body: bytes, flight: Flight) -> Completion:
+    async def _accept(self, body: bytes, flight: Flight) -> Completion:
         lane = flight.lane
         lane.circuit.succeed()
         lane.window.grow()
+        await self.turnstile.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
         try:
             completion = decode_reply(body, engine=lane.url)
         except InvalidReply as error:

@@ -29,7 +29,7 @@ def test_two_silent_requests_of_many_are_aborted_and_tried_again(caplog: pytest.
         aborted = {r.rid for r in sent(engine, "/abort_request")}
         assert len(aborted) == 2
         for rid in aborted:
-            assert rid in caplog.text
+            assert str(rid) in caplog.text
         assert f"endpoint={engine.url}" in caplog.text
         assert "age_s=" in caplog.text
 

@@ -118,10 +118,10 @@ def test_a_circuit_opens_once_after_failures_in_a_row_and_closes_by_a_probe() ->
     assert not any([circuit.fail("a"), circuit.fail("b")])
     circuit.succeed()
     assert [circuit.fail("c") for _ in range(4)] == [False, False, True, False]
-    assert circuit.is_open
     assert circuit.last_error == "c"
+    assert circuit.state == "open"
     circuit.close()
-    assert not circuit.is_open
+    assert circuit.state == "closed"
     assert not circuit.fail("d")
 
 

@@ -1,0 +1,45 @@
+"""Keeps the event loop responsive: work that comes in bursts passes in portions, one per turn of the loop.
+
+A thousand answers may land in one turn, and as many requests leave; done at once, they would hold up timers,
+control messages and everybody else's I/O for a second. Order is kept: first come, first through.
+"""
+
+import asyncio
+from collections import deque
+
+TURN_S = 0.005
+"""Work let through in one turn of the loop."""
+
+
+class Turnstile:
+    """Spreads work over turns of the loop, by its estimated cost."""
+
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
+        self._spent_s = 0.0
+        self._is_turning = False
+        self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
+
+    async def enter(self, cost_s: float) -> None:
+        """Return when it is this work's turn; at once while the present turn has room."""
+        if not self._queue and self._spent_s < self._turn_s:
+            self._spend(cost_s)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((future, cost_s))
+        await future
+
+    def _spend(self, cost_s: float) -> None:
+        self._spent_s += cost_s
+        if not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Once per turn of the loop while there is work."""
+        self._spent_s, self._is_turning = 0.0, False
+        while self._queue and self._spent_s < self._turn_s:
+            future, cost_s = self._queue.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._spend(cost_s)
