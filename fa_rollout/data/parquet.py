@@ -27,10 +27,10 @@ class ParquetFile:
         self._table = _read(path, data)
         self.keys = set(self._table.column_names)
         """The columns that are used."""
-        bad = {}
+        bad, checked = {}, self.keys & {data.prompt_key, data.tools_key}
         for index in self._suspects(data):
             try:
-                row_from(self._decode(index), data)
+                row_from(self._decode(index, checked), data)
             except BadRow as error:
                 bad[index] = str(error)
         for index, reason in bad.items():
@@ -56,11 +56,8 @@ class ParquetFile:
         doubtful = pc.or_kleene(pc.is_null(column), pc.equal(size, 0))
         return [int(index) for index in np.flatnonzero(doubtful.to_numpy())]
 
-    def _decode(self, index: int) -> dict[str, Any]:
-        return {
-            name: column[index].as_py(maps_as_pydicts="lossy")
-            for name, column in zip(self._table.column_names, self._table.columns, strict=True)
-        }
+    def _decode(self, index: int, names: Iterable[str]) -> dict[str, Any]:
+        return {name: self._table.column(name)[index].as_py(maps_as_pydicts="lossy") for name in names}
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +65,8 @@ class ParquetFile:
 
     def values(self, index: int) -> dict[str, Any]:
         """The columns of a row."""
-        return self._decode(index if self._good is None else int(self._good[index]))
+        row = index if self._good is None else int(self._good[index])
+        return self._decode(row, self._table.column_names)
 
     def close(self) -> None:
         """Nothing is held open: the table is memory."""
@@ -92,7 +90,19 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
                     f"{path} has no prompts: data.prompt_key = {data.prompt_key!r} is not among its columns "
                     f"{listed(names)}"
                 )
-            wanted = {data.prompt_key, data.label_key, data.tools_key, *(data.metadata_keys or names)}
-            return file.read(columns=[name for name in names if name in wanted])
+            metadata_keys = names if data.metadata_keys is None else data.metadata_keys
+            wanted = {data.prompt_key, data.label_key, data.tools_key, *metadata_keys}
+            return _in_microseconds(file.read(columns=[name for name in names if name in wanted]))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path} must be a Parquet file: {error}") from error
+
+
+def _in_microseconds(table: "pyarrow.Table") -> "pyarrow.Table":
+    """Python's datetime has no nanoseconds, which pandas writes; Arrow would refuse, or need pandas."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            column = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
+            table = table.set_column(index, field.name, column)
+    return table

@@ -51,7 +51,7 @@ class LoopScorer:
     async def _call_async(self, samples: list[Sample]) -> Outcomes:
         try:
             return self._shape.outcomes(await self._function(self._shape.argument(samples)), samples)
-        except (KeyboardInterrupt, asyncio.CancelledError):
+        except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
             raise
         # As in `_call`.
         except BaseException as error:

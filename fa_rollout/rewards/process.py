@@ -87,7 +87,7 @@ class WorkerProcess:
         return f"signal {ended.si_status} ({signal.strsignal(ended.si_status)})"
 
     def kill(self) -> None:
-        """End the worker's process group; `reap` follows."""
+        """End the worker's process group; `reaped` tells when it is gone."""
         # Until it is reaped the number cannot belong to anybody else.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -64,17 +64,18 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
         samples: list[Sample] = wire.load(payload)
     # Metadata may hold objects of the user's own classes, whose unpickling is the user's code.
     except Exception as error:
-        return RewardFailed(
-            reason=FailureReason.NOT_SENT, text=f"the worker cannot unpack a sample: {error!r}"
-        )
+        text = f"the worker cannot unpack a sample: {error!r}"
+        return RewardFailed(reason=FailureReason.NOT_SENT, text=text)
     try:
-        return shape.outcomes(function(shape.argument(samples)), samples)
+        try:
+            result = function(shape.argument(samples))
+        finally:
+            # An alarm that the function left running must not hit the next sample, or the loop above.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return shape.outcomes(result, samples)
     # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
     except BaseException as error:
         return raised(error)
-    finally:
-        # An alarm that the function left running must not hit the next sample, or the loop above.
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _die_with(parent_pid: int, lifeline_fd: int) -> None:
@@ -86,9 +87,8 @@ def _die_with(parent_pid: int, lifeline_fd: int) -> None:
     """
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(
-        lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK
-    )
+    flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
     threading.Thread(target=_watch, args=(parent_pid,), daemon=True, name="parent-watch").start()
 
 

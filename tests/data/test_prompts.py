@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,14 @@ def test_only_named_parquet_columns_are_read(tmp_path: Path) -> None:
     assert source.row(0).metadata == {"b": 2}
     assert source._files[0].keys == {"prompt", "label", "b"}
     assert opened(path, metadata_keys=[]).row(0).metadata == {}
+    assert opened(path, metadata_keys=[])._files[0].keys == {"prompt", "label"}
+
+
+def test_times_of_parquet_are_python_times_whatever_their_unit(tmp_path: Path) -> None:
+    column = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))
+    row = opened(parquet(tmp_path / "a.parquet", pa.table({"prompt": ["x"], "when": column}))).row(0)
+    assert row.metadata == {"when": datetime(2023, 11, 14, 22, 13, 20, 123456)}
+    assert type(row.metadata["when"]) is datetime
 
 
 def test_without_pyarrow_parquet_names_the_extra_and_jsonl_works(
