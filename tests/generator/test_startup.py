@@ -1,6 +1,8 @@
 """What is opened at the start, and what the user is told to change."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +14,7 @@ from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.generator.startup import Parts, open_parts
 from shm.segment import Segment
-from tests.generator.hub_end import LINEAGE, run_tree
+from tests.generator.hub_end import LINEAGE, ROOT, run_tree
 from trainer_hook.messages import Resume
 
 Play = Callable[..., ScriptedEngine]
@@ -63,3 +65,12 @@ def test_all_parts_are_open_when_the_start_is_done(tmp_path: Path, play: Play) -
     assert [info.url for info in parts.pool.engines] == [engine.url]
     assert parts.group_filter is not None
     assert parts.generate is not None
+
+
+def test_the_generator_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "pyarrow", "multiprocess", "rich")
+    check = f"import sys, fa_rollout.generator.main; print([n for n in {heavy} if n in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
