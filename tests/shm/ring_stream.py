@@ -1,6 +1,6 @@
 """A writer, a hub and some readers that pass a long stream of records, as fast as they can, payloads checked.
 
-Run as a script: `hub NUM_RECORDS NUM_READERS` starts the others and prints what it counted as JSON. Each record
+Run as a script: `hub NUM_RECORDS NUM_READERS` starts the others and prints its counts as JSON. Each record
 is leased by two readers; each checks content against the sequence number, and releases some records late and
 out of order. Messages are packed u64: the writer sends (descriptor, lowest open) and gets the tail; a reader
 gets descriptors and sends sequences that it released, or in the end (all ones, number read).
