@@ -46,6 +46,8 @@ class Core:
     pulse: Pulse | None = None
     """The generator's last report; None while none lives."""
     fatal: Fatal | None = None
+    stop_reason: str | None = None
+    """Why the run ends before its last step: no step begins and no group starts from then on."""
     batch_waits_for: str = "the generator to read the data and reach the engines"
     told_tail: int = 0
     """Ring tail that the generator knows."""

@@ -76,6 +76,8 @@ class Hub:
     def advance(self) -> None:
         """Do all that the last events made possible."""
         core = self.core
+        if core.stop_reason is not None:
+            core.steps.end(core.stop_reason, from_step=core.flow.step if core.flow else 0)
         if core.flow is None or core.fatal is not None:
             return
         self._issue(core.flow)
@@ -90,8 +92,14 @@ class Hub:
             core.told_tail = core.table.tail
             core.outbox.to_generator(Tail(position=core.told_tail))
 
+    def stop(self, reason: str) -> None:
+        """Begin no step and start no group any more; ranks end their step, and then hear why."""
+        self.core.stop_reason = reason
+
     def _issue(self, flow: Flow) -> None:
         """Start what the window allows; a hand-over opens it further."""
+        if self.core.stop_reason is not None:
+            return
         assignments = flow.issue()
         if assignments:
             self.core.log.write("issued", groups=[a.group for a in assignments])
@@ -102,7 +110,7 @@ class Hub:
         """Give waiting ranks their part, composing the step when none asked for it before."""
         core, world = self.core, self.core.world
         if flow.all_composed:
-            core.steps.end(flow)
+            core.steps.end(core.steps.end_reason(flow), from_step=flow.step)
         if world.closed:
             names = ", ".join(world.closed)
             core.refuse_waiting("PeerLost", f"a batch needs all ranks, and these closed their hooks: {names}")

@@ -34,6 +34,8 @@ from trainer_hook import messages as m
 TICK_S = 0.2
 FAREWELL_S = 1.0
 """Grace of a run that ends in error, and time to hand the last messages to the kernel."""
+RANKS_SHARE = 0.6
+"""Of the grace, for ranks to end their step; the rest is the generator's."""
 POISON = 0xDB
 """Byte that returned records are overwritten with when `ring.poison` is set."""
 
@@ -44,6 +46,8 @@ class Ending:
 
     exit_code: int
     text: str
+    ranks_by_s: float
+    """Until then the generator stays at work for ranks that are in a step or an update."""
     by_s: float
 
 
@@ -92,6 +96,9 @@ class Server:
             self._hub, self._selector, self._listener, run=run, token=token, ring_fd=self._segment.fd
         )
         self._ending: Ending | None = None
+        self._is_generator_dismissed = False
+        self._directory = directory
+        self._is_orphan = False
         self._next_flush_s = 0.0
 
     # --- life -------------------------------------------------------------------------------------
@@ -107,6 +114,7 @@ class Server:
                 next_tick_s = now_s + TICK_S
                 self._tick(now_s)
             self._hub.advance()
+            self._dismiss_generator()
             self._selector.flush()
         return self._finish()
 
@@ -117,7 +125,7 @@ class Server:
         signal.set_wakeup_fd(self._wake.fileno())
         self._selector.watch(self._launcher, self._from_launcher)
         if self._parent.pidfd is not None:
-            self._selector.watch(self._parent.pidfd, lambda: self.end(1, "the launcher died"))
+            self._selector.watch(self._parent.pidfd, self._launcher_died)
         self._start_generator()
         ready = m.HubReady(address=self._listener.address, run=self._run, pid=os.getpid())
         self.to_launcher(ready)
@@ -136,14 +144,26 @@ class Server:
                 self._log.failure = None
 
     def end(self, exit_code: int, text: str) -> None:
-        """Begin to end: the generator drains within the grace, then all is closed."""
+        """Begin to end: ranks leave, the generator drains, both within the grace; then all is closed."""
         self._end_within(self._config.run.grace_s if exit_code == 0 else FAREWELL_S, exit_code, text)
 
     def _end_within(self, grace_s: float, exit_code: int, text: str) -> None:
         if self._ending is None:
-            self._ending = Ending(exit_code=exit_code, text=text, by_s=time.monotonic() + grace_s)
+            now_s = time.monotonic()
+            ranks_by_s = now_s + RANKS_SHARE * grace_s if exit_code == 0 else now_s
+            self._ending = Ending(exit_code=exit_code, text=text, ranks_by_s=ranks_by_s, by_s=now_s + grace_s)
             self._life.next_start_s = None
-            self.to_generator(m.Stop(grace_s=grace_s, reason=text))
+            self._hub.stop(text)
+
+    def _dismiss_generator(self) -> None:
+        """Once no rank needs it any more, or has had its time."""
+        if self._ending is None or self._is_generator_dismissed:
+            return
+        now_s = time.monotonic()
+        if not self._hub.core.world.members or now_s >= self._ending.ranks_by_s:
+            self._is_generator_dismissed = True
+            grace_s = max(0.0, self._ending.by_s - now_s)
+            self.to_generator(m.Stop(grace_s=grace_s, reason=self._ending.text))
 
     def _is_over(self) -> bool:
         if self._ending is None:
@@ -163,7 +183,9 @@ class Server:
         while not self._selector.flush() and time.monotonic() < deadline_s:
             time.sleep(0.01)
         self._reception.close()
-        shutil.rmtree(self._hub.core.weights_dir, ignore_errors=True)
+        # The folder is the launcher's to remove, unless there is no launcher any more.
+        folder = self._directory if self._is_orphan else self._hub.core.weights_dir
+        shutil.rmtree(folder, ignore_errors=True)
         return exit_code
 
     def _from_launcher(self) -> None:
@@ -176,7 +198,11 @@ class Server:
                     self._hub.launcher.receive(message)
         except ChannelError:
             self._selector.unwatch(self._launcher)
-            self.end(1, "the launcher is gone")
+            self._launcher_died()
+
+    def _launcher_died(self) -> None:
+        self._is_orphan = True
+        self.end(1, "the launcher died")
 
     # --- the hub's outbox -------------------------------------------------------------------------
 

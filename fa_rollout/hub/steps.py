@@ -72,12 +72,12 @@ class Steps:
         self._to_rank(rank, msgspec.structs.replace(batch, request=request, wait_s=waited_s))
         return opened.step
 
-    def end(self, flow: Flow) -> None:
-        """Tell the ranks that ask for a step beyond the last one that there is none."""
+    def end(self, reason: str, *, from_step: int) -> None:
+        """Tell the ranks that ask for a step from `from_step` on that there is none."""
         for rank in self._world.waiting():
             assert rank.waiting is not None
-            if rank.waiting.step >= flow.step:
-                self._to_rank(rank, Ended(request=rank.waiting.request, reason=self._end_reason(flow)))
+            if rank.waiting.step >= from_step:
+                self._to_rank(rank, Ended(request=rank.waiting.request, reason=reason))
                 rank.waiting = None
 
     def finish(self, rank: Attachment, message: Released, flow: Flow) -> Step | None:
@@ -118,7 +118,8 @@ class Steps:
                 table.lease(handout.sequence, member.number)
         return opened
 
-    def _end_reason(self, flow: Flow) -> str:
+    def end_reason(self, flow: Flow) -> str:
+        """Why nothing comes after the last step."""
         if flow.step >= self._config.rollout.num_steps:
             return f"all {self._config.rollout.num_steps} steps of the run are trained (rollout.num_steps)"
         return f"the data ended after {self._config.data.epochs} epochs (data.epochs)"
