@@ -6,6 +6,7 @@ and the reward curve. Invariant: what is printed at the end is counted by the hu
 
 import argparse
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -37,13 +38,16 @@ def demo(options: argparse.Namespace) -> int:
         staleness=options.staleness,
         url=_url(options.engine),
     )
-    _calm_environment()
+    _calm_environment(plan)
     config = load(plan.config)
     if not is_fit(config, plan.command):
         return EXIT_REFUSED
     console.print(f"[bold]{plan.title}[/bold]; everything is in {plan.folder}", soft_wrap=True)
-    with View(plan.figures, plan.num_steps, console) as view:
-        ended = launch(config, plan.command, seat=Seat(say=view.say, tick=view.tick, logs=plan.logs))
+    try:
+        with View(plan.figures, plan.num_steps, console) as view:
+            ended = launch(config, plan.command, seat=Seat(say=view.say, tick=view.tick, logs=plan.logs))
+    finally:
+        shutil.rmtree(plan.scratch, ignore_errors=True)
     _conclude(console, plan, view, ended)
     return ended.exit_code
 
@@ -58,8 +62,9 @@ def _url(engine: str) -> str | None:
     return url
 
 
-def _calm_environment() -> None:
-    """For children: two ranks on two cores, and nothing beyond this machine."""
+def _calm_environment(plan: Plan) -> None:
+    """For children: two ranks on two cores, nothing beyond this machine, nothing outside the folder."""
+    os.environ["TMPDIR"] = str(plan.scratch)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

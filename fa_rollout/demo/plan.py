@@ -130,6 +130,11 @@ class Plan:
         return self.folder / "steps.jsonl"
 
     @property
+    def scratch(self) -> Path:
+        """For what libraries of the trainer leave in the temporary folder when it is killed."""
+        return self.folder / "tmp"
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 
@@ -139,7 +144,8 @@ def prepare(
 ) -> Plan:
     """Write everything a run needs into `folder`, which may exist; figures of an older run go."""
     chosen = TASKS[model]
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    for name in ("logs", "tmp"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     model_folder = chosen.model(folder, seed)
     rows = chosen.prompts(chosen.num_prompts, seed)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

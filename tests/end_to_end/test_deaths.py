@@ -1,0 +1,111 @@
+"""kill -9 of each process of a running demo: it goes on, or all of it ends with a clear message.
+
+Real engine, generator, hub and two-rank torchrun trainer; whatever was seen below the launcher must be gone
+at the end, and the run's folder with it.
+"""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fa_rollout.demo.plan import prepare
+from tests.launcher.processes import Launch
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 30
+KILL_AFTER = 4
+"""Steps."""
+
+
+class Demo(Launch):
+    """A demo of a few steps, without its view."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan = prepare(folder, model="tiny", seed=0, num_steps=NUM_STEPS, staleness=2, url=None)
+        super().__init__(folder, *self.plan.command)
+
+    @property
+    def num_steps(self) -> int:
+        figures = self.plan.figures
+        return len(figures.read_text().splitlines()) if figures.exists() else 0
+
+    def under_way(self) -> "Demo":
+        self.until(lambda: self.num_steps >= KILL_AFTER, timeout_s=90)
+        self.look()
+        return self
+
+    def ranks(self) -> list[psutil.Process]:
+        self.look()
+        return [p for p in self.seen.values() if p.is_running() and "-u" in p.cmdline()]
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def assert_complete(self) -> None:
+        """All steps trained, all prompts accounted for."""
+        end = self.events()[-1]
+        counts = end["counts"]
+        assert end["event"] == "ended"
+        assert self.num_steps == NUM_STEPS
+        assert counts["taken"] == sum(number for name, number in counts.items() if name != "taken")
+        assert counts["trained"] == NUM_STEPS * 16
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    demo = Demo(tmp_path)
+    yield demo
+    demo.destroy()
+
+
+def test_generator(demo: Demo) -> None:
+    demo.under_way().child("fa_rollout.generator").kill()
+    assert demo.end(timeout_s=90) == 0
+    demo.assert_complete()
+    assert [event["event"] for event in demo.events()].count("generator_ready") == 2
+
+
+def test_engine(demo: Demo) -> None:
+    demo.under_way().child("fa_rollout.engines.embedded").kill()
+    assert demo.end(timeout_s=90) == 0
+    demo.assert_complete()
+    assert demo.stderr.count("on the same port") == 1
+
+
+def test_rank(demo: Demo) -> None:
+    demo.under_way().ranks()[1].kill()
+    assert demo.end(timeout_s=15) == 1
+    assert demo.stderr.count("fa-rollout-proc: the trainer exited with code 1") == 1
+
+
+def test_torchrun(demo: Demo) -> None:
+    demo.under_way().child("torch.distributed.run").kill()
+    assert demo.end(timeout_s=15) == 137
+
+
+def test_hub(demo: Demo) -> None:
+    demo.under_way().child("fa_rollout.hub").kill()
+    assert demo.end(timeout_s=15) == 70
+    assert demo.stderr.count("fa-rollout-proc: the hub died") == 1
+
+
+def test_launcher(demo: Demo) -> None:
+    demo.under_way()
+    demo.process.kill()
+    demo.process.wait()
+    demo.all_gone(timeout_s=15)
+
+
+def test_interrupt(demo: Demo) -> None:
+    demo.under_way().process.send_signal(signal.SIGINT)
+    assert demo.end(timeout_s=15) == 130
+    assert "Traceback" not in demo.stderr
+    counts = demo.events()[-1]["counts"]
+    assert counts["taken"] == sum(number for name, number in counts.items() if name != "taken")
