@@ -3,7 +3,7 @@
 In: a mapped segment. Out: its registration with the CUDA driver, or None where there is no GPU or it
 is refused; training goes on either way, only the copies are slower.
 
-Invariant: the map stays registered for as long as a copy may be in flight, and is unregistered before it goes.
+Invariant: the map stays registered while a copy may be in flight, and is unregistered before it goes.
 """
 
 import logging
@@ -57,20 +57,20 @@ class PinnedRing:
 
 
 def pin(segment: Segment) -> PinnedRing | None:
-    """Register a segment's map with the current device's driver; None without a GPU or where it is refused."""
+    """Register a segment's map with the driver; None without a GPU or where that is refused."""
     if not torch.cuda.is_available():
         return None
     return register(torch.cuda.cudart(), segment, torch.cuda.synchronize)
 
 
 def register(runtime: Runtime, segment: Segment, synchronize: Callable[[], None]) -> PinnedRing | None:
-    """`pin` with a given runtime. The driver must be told that a map is read-only, and may not support it."""
+    """`pin` with a given runtime. The driver must be told that a map is read-only, and may refuse that."""
     flags = PORTABLE if segment.writable else PORTABLE | READ_ONLY
     code = int(runtime.cudaHostRegister(segment.address, segment.size_bytes, flags))
     if code:
         reason = (
             "read-only maps are not supported by this device" if code == _NOT_SUPPORTED else "see the code"
         )
-        log.warning("ring_not_pinned cuda_error=%d reason=%s copies are pageable", code, reason)
+        log.warning("ring_not_pinned cuda_error=%d reason=%s", code, reason)
         return None
     return PinnedRing(runtime, segment, synchronize)
