@@ -18,7 +18,7 @@ class Launch:
     def __init__(self, folder: Path, *command: str) -> None:
         self.folder = folder
         base = folder / "tmp"
-        base.mkdir()
+        base.mkdir(exist_ok=True)
         self.base = base
         words = ["run", str(folder / "run.toml"), *(["--", *command] if command else [])]
         with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
