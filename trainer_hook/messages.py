@@ -478,6 +478,7 @@ class Pulse(Message):
 
     num_queued: int
     num_running: int
+    """Groups begun and not answered, those that wait for the ring included."""
     num_waiting_for_ring: int
     tokens_per_s: float
     loop_gap_ms: float

@@ -43,6 +43,8 @@ class Core:
     lineage: str
     flow: Flow | None = None
     """None until the first generator has read the data."""
+    generator_is_up: bool = False
+    """A generator lives that can take groups: what is sent to none would be lost."""
     pulse: Pulse | None = None
     """The generator's last report; None while none lives."""
     fatal: Fatal | None = None
@@ -65,8 +67,8 @@ class Core:
         if self.pulse is None:
             return f"{self.batch_waits_for}; the generator has not reported yet"
         return (
-            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} samples running, "
-            f"{self.pulse.num_queued} groups queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
+            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} groups running, "
+            f"{self.pulse.num_queued} queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
         )
 
     def warn(self, text: str) -> None:

@@ -20,7 +20,7 @@ class GeneratorDesk:
         self,
         core: Core,
         *,
-        on_ready: Callable[[], None],
+        on_ready: Callable[[Flow], None],
         fed: FedStream | None = None,
         launcher: LauncherDesk | None = None,
     ) -> None:
@@ -85,6 +85,7 @@ class GeneratorDesk:
         lost = self._core.flow.generator_died() if self._core.flow else []
         self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
         self._core.pulse = None
+        self._core.generator_is_up = False
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
         else:
@@ -114,7 +115,8 @@ class GeneratorDesk:
         elif self._num_prompts != message.num_prompts:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
-        self._on_ready()
+        self._core.generator_is_up = True
+        self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 
     def _new_flow(self, num_prompts: int) -> Flow:

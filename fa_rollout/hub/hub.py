@@ -98,7 +98,7 @@ class Hub:
 
     def _issue(self, flow: Flow) -> None:
         """Start what the window allows; a hand-over opens it further."""
-        if self.core.stop_reason is not None:
+        if not self.core.generator_is_up or self.core.stop_reason is not None:
             return
         assignments = flow.issue()
         if assignments:
@@ -118,6 +118,8 @@ class Hub:
             core.batch_waits_for = f"{world.num_missing} ranks of the trainer to attach"
             return
         for rank in world.waiting():
+            if rank.waiting is None:
+                return  # all were refused at once
             outcome = core.steps.serve(rank, flow, core.table)
             if isinstance(outcome, Wait):
                 core.batch_waits_for = outcome.reason

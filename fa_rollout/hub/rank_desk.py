@@ -25,7 +25,8 @@ class RankDesk:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._num_attached = 0
-        self._early_loads: list[tuple[Attachment, m.LoadState]] = []
+        self._early: list[tuple[Attachment, Callable[[Flow], None]]] = []
+        """Requests that came before the data was read."""
 
     def hello(self, hello: m.Hello, connection: Any) -> Attachment | m.Refused:
         """A rank comes."""
@@ -68,9 +69,7 @@ class RankDesk:
             case m.Released():
                 self._released(rank, message)
             case m.UpdateEnter():
-                self._with_flow(
-                    rank, message.request, lambda flow: self._core.updates.enter(rank, message, flow)
-                )
+                self._with_flow(rank, lambda flow: self._core.updates.enter(rank, message, flow))
             case m.UpdatePause():
                 self._core.updates.pause(rank, message)
             case m.UpdatePublish():
@@ -78,13 +77,13 @@ class RankDesk:
             case m.UpdateCancel():
                 self._core.updates.cancel(rank, message)
             case m.Abort():
-                self._with_flow(rank, message.request, lambda flow: self._abort(rank, message, flow))
+                self._with_flow(rank, lambda flow: self._abort(rank, message, flow))
             case m.Hold():
-                self._with_flow(rank, message.request, lambda flow: self._hold(rank, message, flow))
+                self._with_flow(rank, lambda flow: self._hold(rank, message, flow))
             case m.Query():
                 self._query(rank, message)
             case m.LoadState():
-                self._load(rank, message)
+                self._with_flow(rank, lambda flow: self._load(rank, message, flow))
             case m.Goodbye():
                 rank.closing = True
             case m.Ping():
@@ -94,10 +93,16 @@ class RankDesk:
             case _:
                 self._core.refuse(rank, 0, "HookStateError", f"a rank may not send {type(message).__name__}")
 
-    def gone(self, rank: Attachment) -> None:
-        """A rank's process or connection ended: its leases return; without a goodbye the others are told."""
-        for sequence in self._core.table.release_all(rank.number):
-            self._core.log.write("released", sequence=sequence, attach=rank.number)
+    def gone(self, rank: Attachment, *, keeps_leases: bool = False) -> None:
+        """A rank's process or connection ended: its leases return; without a goodbye the others are told.
+
+        One that lives on keeps its leases, since its views may be read; it is told of again when it ends.
+        """
+        if not keeps_leases:
+            for sequence in self._core.table.release_all(rank.number):
+                self._core.log.write("released", sequence=sequence, attach=rank.number)
+        if self._core.world.members.get(rank.key) is not rank:
+            return
         in_order = rank.closing and self._core.steps.next_step(rank) is None
         world, flow = self._core.world, self._core.flow
         world.leave(rank)
@@ -152,7 +157,7 @@ class RankDesk:
         if message.what == "statistics":
             self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=statistics(self._core)))
             return
-        self._with_flow(rank, message.request, lambda flow: self._state(rank, message, flow))
+        self._with_flow(rank, lambda flow: self._state(rank, message, flow))
 
     def _state(self, rank: Attachment, message: m.Query, flow: Flow) -> None:
         done = self._core.steps.next_step(rank)
@@ -160,11 +165,8 @@ class RankDesk:
         value = msgspec.to_builtins(state)
         self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
 
-    def _load(self, rank: Attachment, message: m.LoadState) -> None:
+    def _load(self, rank: Attachment, message: m.LoadState, flow: Flow) -> None:
         """The leader's checkpoint counts; the other ranks only say that they have loaded theirs."""
-        if self._core.flow is None:
-            self._early_loads.append((rank, message))
-            return
         try:
             state = msgspec.convert(message.state, RunState)
         except msgspec.ValidationError as error:
@@ -172,11 +174,11 @@ class RankDesk:
             self._core.refuse(rank, message.request, "HookStateError", text)
             return
         if rank is self._core.world.leader:
-            if self._core.flow.open_steps:
+            if flow.open_steps:
                 text = "a checkpoint must be loaded before the first batch of a trainer's life"
                 self._core.refuse(rank, message.request, "HookStateError", text)
                 return
-            self._rewind(state, self._core.flow)
+            self._rewind(state, flow)
         rank.has_state = True
         value = {"step": state.step, "version": state.version, "lineage": self._core.lineage}
         self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
@@ -189,16 +191,16 @@ class RankDesk:
             names = [group.group for group in dropped]
             self._core.outbox.to_generator(m.Drop(groups=names, reason="a checkpoint was loaded"))
 
-    def generator_is_ready(self) -> None:
-        """Load the checkpoints that came before the data was read."""
-        early, self._early_loads = self._early_loads, []
-        for rank, message in early:
-            if self._core.world.members.get(rank.key) is rank:
-                self._load(rank, message)
-
-    def _with_flow(self, rank: Attachment, request: int, action: Callable[[Flow], None]) -> None:
-        if self._core.flow is not None:
+    def _with_flow(self, rank: Attachment, action: Callable[[Flow], None]) -> None:
+        """Serve a request now, or when the first generator has read the data."""
+        if self._core.flow is None:
+            self._early.append((rank, action))
+        else:
             action(self._core.flow)
-            return
-        text = "the generator is not ready yet: it reads the data and looks for the engines; ask again later"
-        self._core.refuse(rank, request, "HookStateError", text)
+
+    def generator_is_ready(self, flow: Flow) -> None:
+        """Serve the requests that came before the data was read."""
+        early, self._early = self._early, []
+        for rank, action in early:
+            if self._core.world.members.get(rank.key) is rank:
+                action(flow)

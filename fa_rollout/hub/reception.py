@@ -30,6 +30,7 @@ class Connection:
     pidfd: int | None
     rank: Attachment | None = None
     is_observer: bool = False
+    is_expelled: bool = False
 
 
 class Reception:
@@ -80,7 +81,7 @@ class Reception:
         except ChannelClosed:
             self._drop(connection)
         except ChannelError as error:
-            self._refuse(connection, "ChannelError", str(error))
+            self._expel(connection, str(error))
 
     def _handle(self, connection: Connection, message: m.Message) -> None:
         if connection.rank is not None:
@@ -128,7 +129,22 @@ class Reception:
         self._selector.flush()
         self._drop(connection)
 
+    def _expel(self, connection: Connection, text: str) -> None:
+        """A peer broke the protocol; the records of a rank stay until it ends, since it may read them."""
+        if connection.rank is None or connection.pidfd is None:
+            self._refuse(connection, "ChannelError", text)
+            return
+        self._selector.send(connection.channel, m.Refused(error="ChannelError", text=text))
+        self._selector.flush()
+        self._selector.unwatch(connection.channel)
+        self._hub.core.warn(f"{connection.rank.name} broke the protocol and is heard no more: {text}")
+        connection.is_expelled = True
+        self._hub.ranks.gone(connection.rank, keeps_leases=True)
+
     def _peer_died(self, connection: Connection) -> None:
+        if connection.is_expelled:
+            self._drop(connection)
+            return
         connection.channel.peer_ended()
         while connection.channel in self._connections:
             self._read(connection)

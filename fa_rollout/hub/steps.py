@@ -49,13 +49,20 @@ class Steps:
         unfinished = [number for number, o in self._open.items() if rank.key not in o.outcomes]
         return min(unfinished, default=None)
 
+    def is_behind(self, rank: Attachment) -> bool:
+        """Whether the oldest open step waits for this rank."""
+        return self.next_step(rank) == min(self._open, default=None)
+
     def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> Step | Wait | None:
         """Answer a waiting rank if that can be done now; returns the step that it got a part of."""
         assert rank.waiting is not None
         request, number = rank.waiting.request, rank.waiting.step
         opened = self._open.get(number)
         if opened is None:
-            if number != flow.step or len(self._open) > 1:
+            if len(self._open) > 1:
+                slow = ", ".join(m.name for m in self._world.members.values() if self.is_behind(m))
+                return Wait(reason=f"{slow} to end step {min(self._open)}")
+            if number != flow.step:
                 self._refuse(rank, f"rank asks for step {number}, the run stands at step {flow.step}")
                 return None
             composed = self._compose(flow, table)

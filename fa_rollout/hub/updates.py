@@ -62,6 +62,8 @@ class Updates:
         self.weights: str | None = None
         """Folder of the published version; None when engines started with it or it was pushed by hand."""
         self._version = 0
+        self._was_sent = False
+        """The generator was told to publish `_version`: a number that must not be used for other weights."""
         self._lineage = ""
         self._path: str | None = None
         self._pause: UpdatePause | None = None
@@ -104,6 +106,7 @@ class Updates:
         members = self._world.members.values()
         if all(isinstance(member.entered_update, UpdatePublish) for member in members):
             self.phase = Phase.PUBLISHING
+            self._was_sent = True
             self._to_generator(self._publication())
 
     def cancel(self, rank: Attachment, message: UpdateCancel) -> None:
@@ -155,7 +158,8 @@ class Updates:
 
     def _begin(self, members: list[Attachment], flow: Flow) -> None:
         self.phase = Phase.OPEN
-        self._version = flow.version if flow.weights_pending else flow.version + 1
+        version = flow.version if flow.weights_pending else self._next_number(flow)
+        self._version, self._was_sent = version, False
         self._lineage = flow.lineage
         folder = self._directory / f"{self._lineage}-{self._version}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,6 +177,11 @@ class Updates:
                     leader=member is self._world.leader,
                 ),
             )
+
+    def _next_number(self, flow: Flow) -> int:
+        """One more than was published, or than an update that failed may have left in some engines."""
+        tried = self._version if self._was_sent and self._lineage == flow.lineage else 0
+        return max(flow.version, tried) + 1
 
     def _publication(self) -> PublishWeights:
         return PublishWeights(version=self._version, lineage=self._lineage, path=self._path)

@@ -53,7 +53,7 @@ class Watch:
         """A ring too small for one step stands still for good: say so."""
         core = self._core
         pulse, flow = core.pulse, core.flow
-        nothing_moves = pulse is not None and pulse.num_waiting_for_ring > 0 and pulse.num_running == 0
+        nothing_moves = pulse is not None and pulse.num_running == pulse.num_waiting_for_ring > 0
         if not (nothing_moves and flow is not None and core.world.waiting() and not flow.open_steps):
             self._ring_stuck_since_s = None
             return

@@ -1,0 +1,136 @@
+"""Who gets in, and what a broken peer can break: nothing but its own connection."""
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from shm.channel import Channel
+from shm.endpoint import connect
+from shm.errors import ChannelClosed, HandshakeRefused
+from tests.hub.rig import Rig
+from trainer_hook import TrainerHook
+from trainer_hook import messages as m
+from trainer_hook.record import schema_fingerprint
+
+MakeRig = Callable[..., Rig]
+
+
+def hello(rig: Rig, **changes: object) -> m.Hello:
+    values = {
+        "protocol": m.PROTOCOL,
+        "run": rig.run_id,
+        "token": rig.token,
+        "role": "rank",
+        "pid": os.getpid(),
+        "schema": schema_fingerprint(),
+    }
+    return m.Hello(**(values | changes))  # type: ignore[arg-type]
+
+
+def answer(run: Rig, payload: bytes) -> tuple[m.Message, list[int]]:
+    """What the hub says to a first message, and the descriptors that came along."""
+    with connect(run.address, time.monotonic() + 5) as channel:
+        channel.send(payload)
+        message = m.decode(channel.receive(5.0))
+        fds = channel.take_fds()
+        for fd in fds:
+            os.close(fd)
+        return message, fds
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"run": "another"}, "another"),
+        ({"token": "guessed"}, "token"),
+        ({"token": ""}, "token"),
+        ({"protocol": m.PROTOCOL + 1}, "protocol"),
+        ({"schema": 1}, "schema"),
+        ({"dp_rank": 3, "dp_size": 2}, "below"),
+    ],
+)
+def test_a_stranger_is_refused_with_the_reason_and_gets_no_descriptor(
+    rig: MakeRig, changes: dict[str, object], text: str
+) -> None:
+    with rig() as run:
+        refused, fds = answer(run, m.encode(hello(run, **changes)))
+        assert isinstance(refused, m.Refused)
+        assert text in refused.text
+        assert not fds
+        run.attach().close()
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x80\x04K\x01.", b"\xff" * 1000, m.encode(m.Goodbye())])
+def test_bytes_that_are_no_hello_end_only_their_own_connection(rig: MakeRig, payload: bytes) -> None:
+    with rig() as run, run.attach() as hook:
+        refused, fds = answer(run, payload)
+        assert isinstance(refused, m.Refused)
+        assert not fds
+        with hook.next_batch() as batch:
+            assert batch.samples
+
+
+def test_the_wrong_run_is_named_on_both_sides(rig: MakeRig) -> None:
+    with rig() as run:
+        with pytest.raises(HandshakeRefused, match="other-run") as caught:
+            TrainerHook.attach(
+                address=run.address, run="other-run", token=run.token, dp_rank=0, dp_size=1, timeout_s=5
+            )
+        assert run.run_id in str(caught.value)
+
+
+def test_a_second_rank_of_the_same_number_is_refused(rig: MakeRig) -> None:
+    with rig() as run, run.attach(0, 2):
+        refused, _ = answer(run, m.encode(hello(run, dp_rank=0, dp_size=2)))
+        assert isinstance(refused, m.Refused)
+        assert str(os.getpid()) in refused.text
+        refused, _ = answer(run, m.encode(hello(run, dp_rank=1, dp_size=3)))
+        assert isinstance(refused, m.Refused)
+        assert "agree" in refused.text
+
+
+def test_an_observer_reads_figures_and_takes_no_part(rig: MakeRig) -> None:
+    with rig() as run, connect(run.address, time.monotonic() + 5) as channel:
+        channel.send(m.encode(hello(run, role="observer")))
+        assert isinstance(m.decode(channel.receive(5.0)), m.Reply)
+        channel.send(m.encode(m.Query(request=1, what="statistics")))
+        reply = m.decode(channel.receive(5.0))
+        assert isinstance(reply, m.Reply)
+        assert reply.value["step"] == 0
+        run.attach().close()
+
+
+def test_a_rank_that_breaks_the_protocol_is_heard_no_more_and_keeps_its_records(rig: MakeRig) -> None:
+    with rig() as run, connect(run.address, time.monotonic() + 5) as channel:
+        channel.send(m.encode(hello(run)))
+        assert isinstance(m.decode(channel.receive(5.0)), m.Welcome)
+        channel.send(m.encode(m.Next(request=1, step=0)))
+        batch = m.decode(channel.receive(20.0))
+        assert isinstance(batch, m.Batch)
+        channel.send(b"nonsense")
+        assert isinstance(m.decode(channel.receive(5.0)), m.Refused)
+        assert figures(run)["ring"]["oldest_lease_s"] > 0
+        run.attach().close()
+
+
+def figures(run: Rig) -> dict[str, dict[str, float]]:
+    with connect(run.address, time.monotonic() + 5) as channel:
+        channel.send(m.encode(hello(run, role="observer")))
+        channel.receive(5.0)
+        channel.send(m.encode(m.Query(request=1, what="statistics")))
+        reply = m.decode(channel.receive(5.0))
+        assert isinstance(reply, m.Reply)
+        return reply.value  # type: ignore[no-any-return]
+
+
+def test_a_connection_that_says_nothing_does_not_hold_others_up(rig: MakeRig) -> None:
+    with rig() as run:
+        silent: list[Channel] = [connect(run.address, time.monotonic() + 5) for _ in range(20)]
+        with run.attach() as hook, hook.next_batch() as batch:
+            assert batch.samples
+        for channel in silent:
+            channel.close()
+        with pytest.raises(ChannelClosed):
+            silent[0].receive(0.1)
