@@ -4,8 +4,6 @@ Invariant: every sample of the step is trained by exactly one data-parallel rank
 micro-batches.
 """
 
-import msgspec
-
 from fa_rollout.hub.composition import staleness
 from fa_rollout.hub.flow import Step
 from trainer_hook.balance import SampleSize, split
@@ -87,4 +85,4 @@ def _handout(commit: Commit) -> Handout:
 
 def _local(part: Part, local: dict[int, int], commits: list[Commit], oldest_allowed: int | None) -> Part:
     masked = 0 if oldest_allowed is None else mask_before(commits[part.record], part.member, oldest_allowed)
-    return msgspec.structs.replace(part, record=local[part.record], mask_before=masked)
+    return Part(record=local[part.record], member=part.member, filler=part.filler, mask_before=masked)
