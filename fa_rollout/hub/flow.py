@@ -4,13 +4,13 @@ In: the generator's news and the trainer's steps. Out: assignments, steps, ring 
 Invariant: the books, the ring's table and the version agree after each call.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
 from fa_rollout.hub.books import Books, End, Group, Source
+from fa_rollout.hub.meter import Meter
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, RunState, Settled, Settlement
@@ -40,29 +40,6 @@ class Step:
     def commits(self) -> list[Commit]:
         """The records' descriptors and sizes."""
         return [group.commit for group in self.groups if group.commit is not None]
-
-
-class TooManyFailures(Exception):
-    """The share of failed groups passed the configured rate; the text names the last cause."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Meter:
-    """What the flow measured of finished groups."""
-
-    outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=64))
-    """True for a record, False for a failure; the last 64."""
-    mean_record_bytes: float = 0.0
-    """Over about the last 256 records; lengths drift while a policy learns."""
-    num_records: int = 0
-    num_refused: int = 0
-    trained_tokens: int = 0
-    dropped_tokens: float = 0.0
-
-    def record(self, num_bytes: int) -> None:
-        self.num_records += 1
-        self.mean_record_bytes += (num_bytes - self.mean_record_bytes) / min(self.num_records, 256)
-        self.outcomes.append(True)
 
 
 class Flow:
@@ -95,7 +72,7 @@ class Flow:
         """A checkpoint was loaded whose weights the engines do not have yet."""
         self.held = False
         self.open_steps: dict[int, Step] = {}
-        self.meter = _Meter()
+        self.meter = Meter()
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -145,7 +122,7 @@ class Flow:
         if not self.books.commit(message):
             self.table.discard(message.sequence)
             return None
-        self.meter.record(message.length)
+        self.meter.committed(message.length)
         return None
 
     def settle(self, message: Settled) -> None:
@@ -158,14 +135,7 @@ class Flow:
             return
         if message.outcome is not Settlement.FAILED:
             return
-        self.meter.outcomes.append(False)
-        num_failed, num_known = self.meter.outcomes.count(False), len(self.meter.outcomes)
-        rate = self.config.rollout.max_failure_rate
-        if num_known == self.meter.outcomes.maxlen and num_failed > rate * num_known:
-            raise TooManyFailures(
-                f"at most {rate:.0%} of the last {num_known} groups may fail (rollout.max_failure_rate), "
-                f"{num_failed} failed; the last one, group {message.group}: {message.reason}"
-            )
+        self.meter.failed(self.config.rollout.max_failure_rate, f"group {message.group}: {message.reason}")
 
     def generator_died(self) -> list[Group]:
         """Requeue what the generator held."""

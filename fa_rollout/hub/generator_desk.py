@@ -9,7 +9,8 @@ from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.books import Stream
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.fed import FedStream, LauncherDesk
-from fa_rollout.hub.flow import Flow, TooManyFailures
+from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.meter import TooManyFailures
 from trainer_hook import messages as m
 
 
