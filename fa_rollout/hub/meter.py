@@ -1,4 +1,4 @@
-"""What the flow measures of finished groups: sizes for admission, failures for the run's stop, sums for people."""
+"""What the flow measures of finished groups: sizes for admission, failures for the stop, sums for people."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -43,6 +43,6 @@ class Meter:
         num_failed = self.outcomes.count(False)
         if len(self.outcomes) == NUM_JUDGED and num_failed > max_rate * NUM_JUDGED:
             raise TooManyFailures(
-                f"at most {max_rate:.0%} of the last {NUM_JUDGED} groups may fail (rollout.max_failure_rate), "
-                f"{num_failed} failed; the last one, {cause}"
+                f"at most {max_rate:.0%} of the last {NUM_JUDGED} groups may fail "
+                f"(rollout.max_failure_rate), {num_failed} failed; the last one, {cause}"
             )
