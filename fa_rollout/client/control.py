@@ -44,6 +44,21 @@ async def set_label(engine: Engine, label: str) -> None:
         raise ControlRefused(f"{engine.url} must tell weight version {label!r}, found {found!r}")
 
 
+async def flush_cache(engine: Engine) -> None:
+    """The engine empties its prefix cache.
+
+    Raises:
+        ControlFailed: it cannot; before 0.5.23 a single request in its queue is a reason.
+    """
+    try:
+        await engine.call("POST", "/flush_cache", {})
+    except ControlRefused as error:
+        text = (
+            f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
+        )
+        raise ControlRefused(f"{text}: {error}", error.status) from error
+
+
 async def load_weights(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:
     """The engine loads weights from a folder that it can read, and tells their label.
 

@@ -114,6 +114,10 @@ class Fleet:
                 raise
             _LOG.warning("event=continue_failed error=%s", error)
 
+    async def flush_cache(self) -> None:
+        """Every engine forgets what it computed under its present weights."""
+        await self._each(control.flush_cache)
+
     async def load_weights(self, path: str, label: str, *, flush_cache: bool) -> None:
         """Every engine loads weights from a folder and tells their label."""
         limit_s = self._policy.update_timeout_s

@@ -77,6 +77,7 @@ class Flights:
         del self._aloft[flight.wire_id]
         if flight.timer is not None:
             flight.timer.cancel()
+            flight.timer = None  # the timer refers to the flight: a cycle would be left to the collector
         if flight.landing is not None:
             flight.landing.set()
         if may_run and not flight.is_expired and not flight.is_aborting:

@@ -268,10 +268,15 @@ class EnginePool:
         """Load weights from a folder on every engine, under a version label that each then tells.
 
         Raises:
-            ControlFailed: an engine did not load, or does not tell the label.
+            ControlFailed: an engine did not load, or does not tell the label; or its prefix cache cannot be
+                emptied, since it is old and holds requests (then no weights were changed).
         """
-        # With requests held in place SGLang 0.5.15 dies of a flush, and newer ones refuse after the update.
-        await self._fleet.load_weights(path, label, flush_cache=self._pause_mode != "in_place")
+        # A flush that a load finds impossible comes too late: newer engines have changed their weights by
+        # then, and SGLang 0.5.15 dies of it. Where requests may be held it is asked for alone, beforehand.
+        if self._pause_mode == "retract":
+            await self._fleet.flush_cache()
+        is_idle = self._pause_mode not in ("retract", "in_place")
+        await self._fleet.load_weights(path, label, flush_cache=is_idle)
         self._recovery.weights = Weights(path=path, label=label)
 
     async def set_version_label(self, label: str) -> None:

@@ -141,8 +141,9 @@ def test_an_abort_lost_at_the_door_of_a_paused_engine_still_ends_the_call(protoc
         run_with(engine, work)
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
-@pytest.mark.parametrize("protocol", ["0.5.15", "0.5.23"])
+@pytest.mark.parametrize(
+    ("mode", "protocol"), [("in_place", "0.5.15"), ("in_place", "0.5.23"), ("retract", "0.5.23")]
+)
 def test_an_update_in_mid_answer_is_told_per_token_where_the_engine_tells_it(
     mode: str, protocol: Any, tmp_path: Path
 ) -> None:
@@ -169,8 +170,25 @@ def test_an_update_in_mid_answer_is_told_per_token_where_the_engine_tells_it(
 
         run_with(engine, work)
         (update,) = sent(engine, "/update_weights_from_disk")
-        assert update.body["flush_cache"] is (mode != "in_place")
+        assert update.body["flush_cache"] is False
         assert update.body["abort_all_requests"] is False
+        assert len(sent(engine, "/flush_cache")) == (mode == "retract")
+
+
+def test_old_engines_that_hold_requests_refuse_new_weights_and_live(tmp_path: Path) -> None:
+    with ScriptedEngine.start(SLOW, protocol="0.5.15") as engine:
+
+        async def work(pool: EnginePool) -> None:
+            calls = await start_many(pool, 2)
+            await pool.pause("retract")
+            with pytest.raises(ControlFailed, match="must empty its prefix cache before new weights"):
+                await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.continue_()
+            for call in calls:
+                assert (await call).versions == (("default", 100),)
+
+        run_with(engine, work)
+        assert not sent(engine, "/update_weights_from_disk")
 
 
 def test_a_pause_by_abort_ends_what_runs_and_holds_what_comes() -> None:

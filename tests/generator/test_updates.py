@@ -19,6 +19,9 @@ NUM_TOKENS = 32
 SLOWLY: dict[str, Any] = {"tokens_per_s": 40.0, "lengths": Lengths(tokens=1000)}
 
 
+UPDATE = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
+
+
 def controls(engine: ScriptedEngine) -> list[str]:
     """Control calls in their order, without looks at the version."""
     paths = [r.path for r in engine.requests() if r.method == "POST" and r.path != "/generate"]
@@ -59,8 +62,8 @@ def test_an_update_in_the_middle_of_answers_splits_their_spans_and_aborts_nothin
         assert true_spans(hub, answers[2]) == [[(1, NUM_TOKENS)]] * 2
         assert [(c.oldest_version, c.newest_version) for c in hub.all(m.Commit)] == [(0, 1), (0, 1), (1, 1)]
     assert hub.all(m.Dispatched)[-1] == m.Dispatched(groups=[2], version=1)
-    assert controls(engine) == ["pause_generation", "update_weights_from_disk", "continue_generation"]
-    pause, update, _ = (r for r in engine.requests() if r.method == "POST" and r.path != "/generate")
+    assert controls(engine) == UPDATE
+    pause, _, update, _ = (r for r in engine.requests() if r.method == "POST" and r.path != "/generate")
     assert pause.body["mode"] == "retract"
     assert update.body["model_path"] == "/weights/1"
     assert update.body["weight_version"] == f"{LINEAGE}:1"
@@ -162,7 +165,7 @@ def test_engines_are_brought_to_the_runs_version_before_the_first_request(tmp_pa
     engine = play()
     with HubEnd(run_tree(tmp_path, engine.url), version=3, weights="/weights/3") as hub:
         hub.wait_for(m.GeneratorReady)
-        assert controls(engine) == ["pause_generation", "update_weights_from_disk", "continue_generation"]
+        assert controls(engine) == UPDATE
         (update,) = engine.requests("/update_weights_from_disk")
         assert (update.body["model_path"], update.body["weight_version"]) == ("/weights/3", f"{LINEAGE}:3")
         hub.issue(0)

@@ -48,8 +48,8 @@ class EngineServer:
             ("POST", "/continue_generation"): self._continue,
             ("POST", "/update_weights_from_disk"): self._update,
             ("POST", "/update_weight_version"): self._set_version,
-            ("GET", "/flush_cache"): lambda e, b: e.send(200, b"Cache flushed.\n", "text/plain"),
-            ("POST", "/flush_cache"): lambda e, b: e.send(200, b"Cache flushed.\n", "text/plain"),
+            ("GET", "/flush_cache"): self._flush,
+            ("POST", "/flush_cache"): self._flush,
         }
         if script.protocol == "0.5.23":
             self._routes |= {
@@ -249,9 +249,8 @@ class EngineServer:
         asyncio.get_running_loop().call_later(self.script.update_s, self._load, exchange, body)
 
     def _load(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        holds_cache = (
-            self.core.pause_mode == "in_place" and self.core.running and body.get("flush_cache", True)
-        )
+        is_paused = self.core.pause_mode is not None
+        holds_cache = is_paused and body.get("flush_cache", True) and not self._can_flush()
         if holds_cache and self.script.protocol == "0.5.15":
             os._exit(1)  # a failed assertion of its scheduler
         self.script = self.core.script = msgspec.structs.replace(self.script, model_path=body["model_path"])
@@ -264,6 +263,17 @@ class EngineServer:
             exchange.send_json(
                 {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
             )
+
+    def _can_flush(self) -> bool:
+        """Newer engines empty their cache in a pause although requests wait."""
+        waits = self.core.waiting and (self.script.protocol == "0.5.15" or self.core.pause_mode is None)
+        return not (self.core.running or waits)
+
+    def _flush(self, exchange: Exchange, _body: dict[str, Any]) -> None:
+        if self._can_flush():
+            exchange.send(200, b"Cache flushed.\n", "text/plain")
+        else:
+            exchange.send(400, b"Flush cache failed.\n", "text/plain")
 
     def _set_version(self, exchange: Exchange, body: dict[str, Any]) -> None:
         if body.get("abort_all_requests", True):

@@ -54,7 +54,7 @@ def interpreter() -> str:
 
 def server(model: Path, *, port: int, threads: int, options: Sequence[str] = ()) -> Service:
     """A server of one model; `options` overrule what is said here."""
-    # The warm-up is an English sentence, which a small tokenizer need not know; health checks make a token too.
+    # The warm-up is an English sentence, which a small tokenizer need not know; health checks do the same.
     settings = """--device cpu --tp 1 --attention-backend torch_native --disable-cuda-graph --dtype float32
         --max-total-tokens 32768 --mem-fraction-static 0.3 --max-running-requests 256 --skip-server-warmup"""
     place = ["--model-path", str(model), "--host", HOST, "--port", str(port)]

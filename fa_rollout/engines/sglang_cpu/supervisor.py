@@ -1,8 +1,8 @@
 """Runs services one behind the other until told to stop, and leaves nothing behind.
 
 In: services, a parent to outlive by no more than a moment. Out: an exit status; a line of JSON once all of
-them work. Invariant: only processes below this one are ever signalled, and when it ends none of them is left, nor
-what they left in /dev/shm. Not with SIGTERM: SGLang 0.5.15 then waits for requests that it refused, for ever.
+them work. Invariant: only processes below this one are ever signalled, and when it ends none of them is
+left, nor what they left in /dev/shm. Never by SIGTERM: SGLang 0.5.15 then waits for requests that it refused.
 """
 
 import ctypes

@@ -189,6 +189,22 @@ def test_an_update_without_a_pause_waits_for_running_requests_and_holds_new_ones
         run_with(engine, work)
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_cache_can_be_emptied_under_retracted_requests_by_newer_engines_alone(mode: str) -> None:
+    async def work(plain: Plain) -> int:
+        call = plain.begin("r1")
+        await plain.state(num_running=1)
+        await plain.post("/pause_generation", {"mode": mode})
+        status, _ = await plain.post("/flush_cache", {})
+        call.cancel()
+        return status
+
+    with start() as engine:
+        assert run_with(engine, work) == (200 if mode == "retract" else 400)
+    with start(protocol="0.5.15") as engine:
+        assert run_with(engine, work) == 400
+
+
 def test_a_flush_under_requests_held_in_place_is_refused_after_the_update_and_kills_older_engines() -> None:
     update = {"model_path": "/w", "weight_version": "7"}
 
