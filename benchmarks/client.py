@@ -17,7 +17,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 
 PROMPT = np.arange(2, 258, dtype=np.int32)
 SAMPLING = {"max_new_tokens": 1 << 20, "temperature": 1.0, "top_p": 1.0}
-Ask = Callable[[int], Awaitable[int]]
+Ask = Callable[[int], Coroutine[Any, Any, int]]
 """One sample, by its number; returns how many tokens it has."""
 
 
@@ -83,6 +83,11 @@ class Gaps:
         self._late_s: list[float] = []
         self._busy_s: list[float] = []
 
+    def begin(self) -> None:
+        """Forget what was before."""
+        self._late_s.clear()
+        self._busy_s.clear()
+
     async def beat(self) -> None:
         """Until cancelled."""
         while True:
@@ -130,8 +135,8 @@ async def httpx_client(stack: AsyncExitStack, url: str, in_flight: int, slime: s
 async def slime_client(stack: AsyncExitStack, url: str, in_flight: int, slime: str | None) -> Ask:
     """slime's HTTP helper and its sample, without its tokenizer and its reward."""
     sys.path.insert(0, str(slime))
-    from slime.utils import http_utils
-    from slime.utils.types import Sample
+    from slime.utils import http_utils  # type: ignore[import-not-found]
+    from slime.utils.types import Sample  # type: ignore[import-not-found]
 
     args = SimpleNamespace(
         rollout_num_engines=1, sglang_server_concurrency=in_flight, use_distributed_post=False
@@ -159,36 +164,35 @@ CLIENTS = {"pool": pool_client, "httpx": httpx_client, "slime": slime_client}
 
 
 async def measure_load(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
-    """`in_flight` callers, each asking again when it is answered."""
+    """`in_flight` callers, each asking again when it is answered; the first wave is not counted."""
     gaps, numbers = Gaps(), iter(range(row.in_flight + row.num_samples))
-    marks: list[tuple[float, float]] = []
     num_done = num_tokens = 0
+    cpu_s = wall_s = 0.0
     async with AsyncExitStack() as stack:
         base_bytes = _resident_bytes()
         ask = await CLIENTS[row.client](stack, engine.url, row.in_flight, row.slime)
 
         async def caller() -> None:
-            nonlocal num_done, num_tokens
+            nonlocal num_done, num_tokens, cpu_s, wall_s
             for number in numbers:
                 count = await ask(number)
                 num_tokens += count
                 num_done += 1
                 if num_done == row.in_flight:
-                    marks.append((time.process_time(), time.perf_counter()))
+                    cpu_s, wall_s = time.process_time(), time.perf_counter()
+                    gaps.begin()
 
         async with asyncio.TaskGroup() as group:
             heart = group.create_task(gaps.beat())
-            callers = [group.create_task(caller()) for _ in range(row.in_flight)]
-            await asyncio.wait(callers)
+            await asyncio.wait([group.create_task(caller()) for _ in range(row.in_flight)])
             heart.cancel()
         held_bytes = _resident_bytes() - base_bytes
-    cpu_s, wall_s = time.process_time() - marks[0][0], time.perf_counter() - marks[0][1]
     return {
-        "cpu_ms_per_sample": 1e3 * cpu_s / row.num_samples,
-        "samples_per_s": row.num_samples / wall_s,
+        "cpu_ms_per_sample": 1e3 * (time.process_time() - cpu_s) / row.num_samples,
+        "samples_per_s": row.num_samples / (time.perf_counter() - wall_s),
         "tokens_per_sample": num_tokens / num_done,
-        **gaps.results(),
         "memory_kib_per_request": held_bytes / 1024 / row.in_flight,
+        **gaps.results(),
     }
 
 

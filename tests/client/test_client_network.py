@@ -1,6 +1,7 @@
 """Proxies, address families, descriptors, concurrency, routers and routing keys."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -162,5 +163,28 @@ def test_a_request_beyond_the_context_is_refused_by_the_engine_once() -> None:
         async def work(pool: EnginePool) -> None:
             with pytest.raises(RequestRefused, match="longer than the model's context length"):
                 await ask(pool)
+
+        run_with(engine, work)
+
+
+def test_answered_requests_leave_no_cycles_to_the_garbage_collector() -> None:
+    with ScriptedEngine.start(QUICK_ANSWERS) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            for number in range(3):
+                await ask(pool, f"r{number}")
+            gc.collect()
+            gc.disable()
+            try:
+                gc.set_debug(gc.DEBUG_SAVEALL)
+                for number in range(20):
+                    await ask(pool, f"r{number}")
+                gc.collect()
+                assert [kind for kind in map(type, gc.garbage) if "client" in kind.__module__] == []
+                assert len(gc.garbage) < 20
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
 
         run_with(engine, work)
