@@ -4,6 +4,7 @@ In: a batch, then the hook after its update. Out: a line of `figures`. Invariant
 write nothing and ask nothing.
 """
 
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,9 +29,8 @@ class Reporter:
         if self._tokenizer is None:
             return
         sample = batch.samples[0]
-        prompt = sample.tokens[: sample.prompt_length].tolist()
         answer = self._tokenizer.decode(sample.response_tokens.tolist())
-        example = f"{self._tokenizer.decode(prompt)} {answer}".replace("\n", " ")
+        example = " ".join(f"{_asked(sample.prompt)} {answer}".split())
         self._seen = (batch.step, batch.reward_mean, batch.staleness, example)
 
     def write(self, hook: TrainerHook, entropy: float) -> None:
@@ -62,3 +62,8 @@ class Reporter:
     ) -> None:
         if self._log is not None:
             self._log.close()
+
+
+def _asked(prompt: str) -> str:
+    """The prompt as a person asked it: the last message, where it is a list of them in JSON."""
+    return str(json.loads(prompt)[-1]["content"]) if prompt.startswith("[") else prompt

@@ -6,12 +6,15 @@ at all, so an interrupted conversion is made again.
 """
 
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from fa_rollout.config import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -53,7 +56,10 @@ def _package_folder() -> Path:
 def _convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
+    logger.warning("model=SmolLM2-135M-Instruct event=converting folder=%s once=True", folder.parent)
     quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     # A model that was read from GGUF refuses to be saved: carry its weights over to a fresh one.
     del quantized.config.quantization_config
