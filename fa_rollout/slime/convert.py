@@ -117,7 +117,10 @@ def _optional(args: Any, samples: list[Any]) -> dict[str, Any]:
     first, data = samples[0], {}
     if first.metadata and "round_number" in first.metadata:
         data["round_number"] = [sample.metadata["round_number"] for sample in samples]
-    for name, source in (("rollout_log_probs", "rollout_log_probs"), ("teacher_log_probs", "teacher_log_probs")):
+    for name, source in (
+        ("rollout_log_probs", "rollout_log_probs"),
+        ("teacher_log_probs", "teacher_log_probs"),
+    ):
         if getattr(first, source) is not None:
             data[name] = [_column(getattr(sample, source), "f", np.float32) for sample in samples]
     if getattr(args, "rollout_top_p", 1.0) != 1.0:

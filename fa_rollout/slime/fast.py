@@ -18,8 +18,55 @@ from fa_rollout.client.completion import Completion
 from fa_rollout.generator.requester import Requester, Ticket
 from fa_rollout.generator.turn import Turn
 from fa_rollout.sample import FinishReason, VersionSpan
-from fa_rollout.slime.errand import current
+from fa_rollout.slime.errand import Errand, current
 from fa_rollout.slime.upstream import Upstream
+
+
+class EarlyStart:
+    """Turns that begin while slime is still being imported, so that a generator's death costs engines little."""
+
+    def __init__(self, args: Any, requester: Requester) -> None:
+        self._args = args
+        self._requester = requester
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether requests need nothing of slime: no user's function, seed or session makes them."""
+        args = self._args
+        return (
+            args.custom_generate_function_path is None
+            and not getattr(args, "sglang_enable_deterministic_inference", False)
+            and getattr(args, "router_policy", None) != "consistent_hashing"
+        )
+
+    async def turn(self, errand: Errand, member: int) -> Turn:
+        """One sample's turn, in a place of its own."""
+        ticket = Ticket(job=errand.job, member=member, options=request_options(self._args))
+        async with errand.place():
+            return await self._requester.sample_turn(ticket, errand.prompt_ids, base_params(self._args))
+
+
+def base_params(args: Any) -> dict[str, Any]:
+    """Sampling parameters as slime makes them of its arguments."""
+    params = {
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+        "top_k": args.rollout_top_k,
+        "max_new_tokens": args.rollout_max_response_len,
+        "stop": args.rollout_stop,
+        "stop_token_ids": args.rollout_stop_token_ids,
+        "skip_special_tokens": args.rollout_skip_special_tokens,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+    if args.rollout_top_p != 1.0:
+        params["custom_params"] = {"return_top_p_token_ids": True}
+    return params
+
+
+def request_options(args: Any) -> dict[str, Any]:
+    """Keys of a request beside prompt and sampling parameters."""
+    return {"return_routed_experts": True} if args.use_rollout_routing_replay else {}
 
 
 class FastGenerate:
@@ -70,7 +117,7 @@ class FastGenerate:
             job=errand.job,
             member=sample.index or 0,
             routing_key=routing_key(args, sample),
-            options={"return_routed_experts": True} if args.use_rollout_routing_replay else {},
+            options=request_options(args),
         )
         return await self._requester.sample_turn(ticket, prompt_ids, params)
 
@@ -113,10 +160,9 @@ def _append_arrays(args: Any, sample: Any, completion: Completion) -> dict[str, 
     meta: dict[str, Any] = answer["meta_info"]
     num_tokens = len(completion.output_ids)
     logprobs = _or_empty(sample.rollout_log_probs, np.float32)
-    mask = _or_empty(sample.loss_mask, np.int32)
     sample.tokens = np.concatenate([np.asarray(sample.tokens, np.int64), completion.output_ids])
     sample.rollout_log_probs = np.concatenate([logprobs, completion.logprobs])
-    sample.loss_mask = np.concatenate([mask, np.ones(num_tokens, np.int32)])
+    sample.loss_mask = (sample.loss_mask or []) + [1] * num_tokens
     sample.response_length += num_tokens
     sample.append_response_tokens(args, meta_info=meta, text=answer.get("text", ""))
     return meta

@@ -36,7 +36,7 @@ from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.errand import Places
-from fa_rollout.slime.fast import FastGenerate
+from fa_rollout.slime.fast import EarlyStart, FastGenerate
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.runner import SlimeRunner
 from fa_rollout.slime.transport import Transport
@@ -98,7 +98,14 @@ class SlimeGenerator:
             depart=self._dispatcher.depart,
             version=lambda: self._book.published,
             num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
+            early=self._early_start(),
         )
+
+    def _early_start(self) -> EarlyStart | None:
+        if self._requester is None:
+            return None
+        early = EarlyStart(self._args, self._requester)
+        return early if early.is_possible else None
 
     def _make_requester(self, config: Config, pool: EnginePool) -> Requester:
         return Requester(

@@ -74,6 +74,8 @@ class Run:
     # --- start and end ----------------------------------------------------------------------------
 
     def _start(self, tree: dict[str, Any]) -> None:
+        if self.options.log_dir is not None:
+            os.makedirs(self.options.log_dir, exist_ok=True)
         self._directory = RunDirectory.create()
         atexit.register(self.close)
         setup = Setup(

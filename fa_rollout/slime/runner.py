@@ -25,7 +25,10 @@ from fa_rollout.config import ConfigError
 from fa_rollout.generator.group import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
+from fa_rollout.generator.tasks import first_error
+from fa_rollout.generator.turn import Turn
 from fa_rollout.slime.errand import ERRAND, Errand
+from fa_rollout.slime.fast import EarlyStart
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.record import slime_record
 from fa_rollout.slime.upstream import Upstream
@@ -62,12 +65,14 @@ class SlimeRunner:
         depart: Callable[[Job], None],
         version: Callable[[], int],
         num_candidates: Callable[[], int],
+        early: EarlyStart | None,
     ) -> None:
         """
         Args:
             slime: done when slime is imported and set up.
             version: what engines hold now.
             num_candidates: groups that this generator holds.
+            early: begins plain groups before slime is there.
         """
         self._args = args
         self._options = options
@@ -78,6 +83,7 @@ class SlimeRunner:
         self._depart = depart
         self._version = version
         self._num_candidates = num_candidates
+        self._early = early
         self._prompts: dict[int, bytes] = {}
         self.num_restarted_samples = self.num_samples = 0
 
@@ -110,8 +116,11 @@ class SlimeRunner:
             started_version=self._version(),
         )
         ERRAND.set(errand)
-        slime = await asyncio.shield(self._slime)
-        group = await self._roll_out(slime, pickled)
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                early = self._begin(errand, tasks)
+                slime = await asyncio.shield(self._slime)
+                group = await self._roll_out(slime, pickled, errand, early)
         self.num_samples += len(group)
         if self._drops(slime, job, group):
             return
@@ -125,9 +134,21 @@ class SlimeRunner:
         )
         await self._outbox.put(record)  # type: ignore[arg-type]
 
-    async def _roll_out(self, slime: Upstream, pickled: bytes) -> list[Any]:
+    def _begin(self, errand: Errand, tasks: asyncio.TaskGroup) -> list["asyncio.Task[Turn]"]:
+        """Turns of all samples, begun at once, while slime is not there yet and is not needed for them."""
+        if self._early is None or self._slime.done() or not len(errand.prompt_ids):
+            return []
+        return [
+            tasks.create_task(self._early.turn(errand, member))
+            for member in range(self._args.n_samples_per_prompt)
+        ]
+
+    async def _roll_out(
+        self, slime: Upstream, pickled: bytes, errand: Errand, early: Sequence["asyncio.Task[Turn]"]
+    ) -> list[Any]:
         """All members done: slime's own way through generate, hooks and rewards, as often as it takes."""
         group: list[Any] = pickle.loads(pickled)
+        errand.begun = {id(sample): turn for sample, turn in zip(group, early, strict=False)}
         run = slime.sglang_rollout.generate_and_rm_group
         for round_number in range(MAX_ROUNDS):
             state = slime.sglang_rollout.GenerateState(self._args)
