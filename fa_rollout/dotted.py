@@ -72,3 +72,8 @@ def _no_attribute(owner: Any, name: str, path: str, option: str) -> str:
     near = difflib.get_close_matches(name, dir(owner), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it must be {ACCEPTED}"
     return f"{option} = {path!r}: {where} has no attribute {name!r}; {hint}"
+
+
+def is_url(path: str) -> bool:
+    """Whether `reward.function` names a server."""
+    return path.startswith(("http://", "https://"))

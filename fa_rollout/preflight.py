@@ -4,6 +4,7 @@ In: a configuration and facts about this machine. Out: findings, each with a way
 every check is a function of its arguments and starts nothing; user code is looked for and never executed.
 """
 
+import importlib.util
 import os
 import re
 import resource
@@ -18,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fa_rollout.config import Config
+from fa_rollout.dotted import is_url
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 
 _FDS_BESIDE_REQUESTS = 128
@@ -114,7 +116,9 @@ def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[F
 
 
 def check_reward(path: str, search_path: Sequence[str]) -> list[Finding]:
-    """The module of the reward function must be found; it is not imported here."""
+    """The module of the reward function must be found; it is not imported here. A server is not asked."""
+    if is_url(path):
+        return []
     forms = "package.module.function or package.module:function"
     module, separator, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not separator or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module) or not attribute:
@@ -133,6 +137,9 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         spec = None if locations is None else PathFinder.find_spec(name, locations)
+        if spec is None and depth == 1:
+            # Editable installs have finders of their own. A top-level name is found without executing anything.
+            spec = importlib.util.find_spec(name)
         if spec is None:
             return None if name in sys.builtin_module_names else name
         locations = spec.submodule_search_locations

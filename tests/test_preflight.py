@@ -97,6 +97,14 @@ def test_a_missing_reward_module_is_named(path: str, named: str, package: Path) 
     assert repr(named) in only(check_reward(path, [str(package)])).text
 
 
+def test_a_reward_of_an_editable_install_is_found_from_any_folder() -> None:
+    assert check_reward("fa_rollout.demo.task:sorting_reward", []) == []
+
+
+def test_a_reward_server_is_no_module() -> None:
+    assert check_reward("http://localhost:8000/score", []) == []
+
+
 @pytest.mark.parametrize("path", ["reward", ":reward", "a..b.reward", "a-b:reward", "module:"])
 def test_a_reward_path_of_another_form_is_refused_with_the_accepted_ones(path: str) -> None:
     assert "package.module:function" in only(check_reward(path, [])).text

@@ -24,11 +24,6 @@ class RemoteRewardError(RuntimeError):
     """The server did not give a reward; the sample counts as failed."""
 
 
-def is_url(path: str) -> bool:
-    """Whether `reward.function` names a server."""
-    return path.startswith(("http://", "https://"))
-
-
 class RemoteReward:
     """Asks a server for rewards; an async callable like a user's own."""
 
