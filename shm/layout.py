@@ -39,7 +39,8 @@ GUARD = struct.Struct("<II")
 """Magic and header crc; the crc covers what follows it."""
 BODY = struct.Struct("<HHIIIQQQQQQ")
 HEADER = struct.Struct("<IIHHIIIQQQQQQ")
-COLUMN_BYTES = 32
+COLUMN = struct.Struct("<4sHHQIIII")
+COLUMN_BYTES = COLUMN.size
 
 # --- dtypes --------------------------------------------------------------------------------------------
 
@@ -73,8 +74,7 @@ def table_struct(num_columns: int) -> struct.Struct:
     """The packed column table of a record with so many columns."""
     known = _TABLES.get(num_columns)
     if known is None:
-        known = _TABLES[num_columns] = struct.Struct("<" + "4sHHQIIII" * num_columns)
-        assert known.size == num_columns * COLUMN_BYTES
+        known = _TABLES[num_columns] = struct.Struct("<" + COLUMN.format[1:] * num_columns)
     return known
 
 

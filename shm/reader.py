@@ -13,10 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shm import layout
 from shm.errors import DescriptorRefused, LeaseError
 from shm.fork import disarm_in_children
-from shm.layout import ALIGNMENT, COLUMN_BYTES, GUARD, HEADER, MAGIC
+from shm.layout import (
+    ALIGNMENT,
+    BODY,
+    COLUMN,
+    COLUMN_BYTES,
+    FLAG_PAYLOAD_CRC,
+    GUARD,
+    HEADER,
+    MAGIC,
+    MAX_DIMS,
+    VERSION,
+    dtype_of,
+)
 from shm.segment import ByteArray, Segment
 from shm.statistics import ReaderStatistics
 from shm.words import Descriptor
@@ -67,17 +78,14 @@ class Record:
     ```
     """
 
-    __slots__ = ("_arrays", "_base", "_is_copy", "_plan", "head", "length", "sequence")
+    __slots__ = ("_arrays", "_base", "_is_copy", "head", "length", "sequence")
 
     def __init__(
-        self, base: ByteArray, sequence: int, head: bytes, plan: list[Any], *, is_copy: bool
+        self, base: ByteArray, arrays: tuple[AnyArray, ...], sequence: int, head: bytes, *, is_copy: bool
     ) -> None:
         self._base: ByteArray | None = base
-        self._plan = plan
+        self._arrays: tuple[AnyArray, ...] | None = arrays
         self._is_copy = is_copy
-        self._arrays: tuple[AnyArray, ...] | None = tuple(
-            [np.ndarray(shape, dtype, base, offset) for dtype, shape, offset in plan]
-        )
         self.head = head
         self.sequence = sequence
         self.length = base.size
@@ -98,7 +106,8 @@ class Record:
         gone."""
         if self._base is None:
             raise LeaseError(f"a closed record cannot be cloned; record {self.sequence} was closed")
-        return Record(self._base, self.sequence, self.head, self._plan, is_copy=self._is_copy)
+        views = tuple([array.view() for array in self.arrays])
+        return Record(self._base, views, self.sequence, self.head, is_copy=self._is_copy)
 
     def on_release(self, release: Release) -> None:
         """Have `release(sequence)` called once, when no handle and no view of the record is left."""
@@ -114,7 +123,9 @@ class Record:
 
     def is_held(self) -> bool:
         """Whether anything besides this handle can still read the record (exact on builds with the GIL)."""
-        return self._base is not None and _references(self) != _idle_references(len(self._plan))
+        if self._base is None:
+            return False
+        return _references(self) != _idle_references(len(self.arrays))
 
     def close(self) -> None:
         """Give up this handle; idempotent, and safe under live views."""
@@ -141,10 +152,14 @@ def _idle_references(num_arrays: int) -> list[int]:
     """Reference counts of a record that nobody else holds, measured: they differ between Python versions."""
     counts = _IDLE.get(num_arrays)
     if counts is None:
-        plan = [(np.dtype(np.uint8), (1,), 0)] * num_arrays
-        counts = _references(Record(np.frombuffer(bytearray(1), np.uint8), 0, b"", plan, is_copy=False))
-        _IDLE[num_arrays] = counts
+        counts = _IDLE[num_arrays] = _references(_unshared(num_arrays))
     return counts
+
+
+def _unshared(num_arrays: int) -> Record:
+    base = np.frombuffer(bytearray(1), np.uint8)
+    arrays = tuple([np.ndarray((1,), np.uint8, base) for _ in range(num_arrays)])
+    return Record(base, arrays, 0, b"", is_copy=False)
 
 
 class RingReader:
@@ -163,7 +178,7 @@ class RingReader:
         Raises:
             DescriptorRefused: descriptor and bytes are not of one another, or of this run and schema.
         """
-        incarnation, sequence, position, length = descriptor
+        _, sequence, position, length = descriptor
         offset = position % self._size
         if length < HEADER.size or position < 0 or (position | length) & 63 or offset + length > self._size:
             raise self._refusal(descriptor, f"no record of the ring of {self._size:,} bytes lies there")
@@ -171,44 +186,43 @@ class RingReader:
         base = np.frombuffer(self._map, np.uint8, length, offset)
         if copy:
             base = _aligned_copy(base)
-        body = bytes(base.data[: HEADER.size])
-        magic, crc, version, num_columns, flags, head_bytes, payload_crc, *identity = HEADER.unpack(body)
-        head_start = HEADER.size + num_columns * COLUMN_BYTES
-        prefix = head_start + head_bytes
-        if magic != MAGIC or version != layout.VERSION or prefix > length:
+        view = base.data
+        magic, crc, version, num_columns, flags, head_bytes, payload_crc, *identity = HEADER.unpack_from(view)
+        head_start = BODY.size + num_columns * COLUMN_BYTES
+        prefix = GUARD.size + head_start + head_bytes
+        if magic != MAGIC or version != VERSION or prefix > length:
             raise self._refusal(
                 descriptor, "there is no record header of this release: overwritten or never written"
             )
-        table_and_head = bytes(base.data[HEADER.size : prefix])
-        if zlib.crc32(table_and_head, zlib.crc32(body[GUARD.size :])) != crc:
+        body = bytes(view[GUARD.size : prefix])
+        if zlib.crc32(body) != crc:
             raise self._refusal(
                 descriptor, "the header's checksum is wrong: the record was damaged or overwritten"
             )
-        if identity != [self._schema, self._run, incarnation, sequence, position, length]:
+        if identity != [self._schema, self._run, *descriptor]:
             raise self._refusal(descriptor, self._difference(descriptor, identity))
-        if flags & layout.FLAG_PAYLOAD_CRC and zlib.crc32(base.data[prefix:]) != payload_crc:
+        if flags & FLAG_PAYLOAD_CRC and zlib.crc32(view[prefix:]) != payload_crc:
             raise self._refusal(descriptor, "the payload's checksum is wrong: bytes changed after the commit")
-        plan = self._columns(descriptor, table_and_head, num_columns, prefix)
+        arrays = self._show(descriptor, base, body[BODY.size : head_start], prefix)
         self._num_opened += 1
         self._opened_bytes += length
-        return Record(base, sequence, table_and_head[head_start - HEADER.size :], plan, is_copy=copy)
+        return Record(base, arrays, sequence, body[head_start:], is_copy=copy)
 
-    def _columns(self, descriptor: Descriptor, table: bytes, num_columns: int, prefix: int) -> list[Any]:
-        values = layout.table_struct(num_columns).unpack_from(table)
-        plan = []
-        for at in range(0, len(values), 8):
-            code, dims, zero, offset, *sizes = values[at : at + 8]
-            dtype = layout.dtype_of(code)
-            shape = tuple(sizes[:dims])
-            num_bytes = 0 if dtype is None else dtype.itemsize
-            for size in shape:
-                num_bytes *= size
-            if dtype is None or dims > layout.MAX_DIMS or zero or offset & 63 or offset < prefix:
-                raise self._refusal(descriptor, f"column {at // 8} is described by no rule of the layout")
-            if offset + num_bytes > descriptor.length:
-                raise self._refusal(descriptor, f"column {at // 8} ends beyond the record")
-            plan.append((dtype, shape, offset))
-        return plan
+    def _show(
+        self, descriptor: Descriptor, base: ByteArray, table: bytes, prefix: int
+    ) -> tuple[AnyArray, ...]:
+        """The arrays that a column table describes; numpy refuses what would end beyond the record."""
+        arrays: list[AnyArray] = []
+        try:
+            for code, dims, zero, offset, a, b, c, d in COLUMN.iter_unpack(table):
+                dtype = dtype_of(code)
+                if dtype is None or dims > MAX_DIMS or zero or offset & 63 or offset < prefix:
+                    raise ValueError("described by no rule of the layout")
+                shape = (a,) if dims == 1 else (a, b, c, d)[:dims]
+                arrays.append(np.ndarray(shape, dtype, base, offset))
+        except (TypeError, ValueError) as error:
+            raise self._refusal(descriptor, f"column {len(arrays)} is wrong: {error}") from None
+        return tuple(arrays)
 
     def _difference(self, descriptor: Descriptor, identity: list[int]) -> str:
         schema, run, *rest = identity

@@ -34,15 +34,15 @@ class Obstacle:
 class _Live:
     __slots__ = ("end", "free", "leases", "position", "retired", "sequence", "since_s")
 
-    def __init__(self, descriptor: Descriptor, now_s: float) -> None:
-        self.sequence = descriptor.sequence
-        self.position = descriptor.position
-        self.end = descriptor.position + descriptor.length
+    def __init__(self, sequence: int, position: int, end: int) -> None:
+        self.sequence = sequence
+        self.position = position
+        self.end = end
         self.retired = False
         self.free = False
         self.leases: dict[Hashable, list[float]] = {}
         """Holder -> when each of its leases began."""
-        self.since_s = now_s
+        self.since_s = time.monotonic()
 
 
 class RingTable:
@@ -86,20 +86,21 @@ class RingTable:
         fault = self._fault(
             descriptor, lowest_open, index, self.incarnation if incarnation is None else incarnation
         )
-        if fault:
+        if fault is not None:
             self._num_refused += 1
             raise DescriptorRefused(f"{fault}; {descriptor} is refused, nothing of it is read")
-        live = _Live(descriptor, time.monotonic())
-        self._live[live.sequence] = live
+        _, sequence, position, length = descriptor
+        live = _Live(sequence, position, position + length)
+        self._live[sequence] = live
         self._order.insert(index, live)
-        self._positions.insert(index, live.position)
-        self._last_sequence = live.sequence
-        self._head = max(self._head, live.end, lowest_open)
-        self._live_bytes += descriptor.length
-        self._num_admitted += 1
+        self._positions.insert(index, position)
+        self._last_sequence = sequence
         self._lowest_open = lowest_open
-        self._move_tail()
-        self._watermark = max(self._watermark, self._head - self.tail)
+        self._live_bytes += length
+        self._num_admitted += 1
+        if live.end > self._head:
+            self._head = live.end
+        self._note_head(lowest_open)
 
     def note_lowest_open(self, lowest_open: int) -> None:
         """Learn that claims below were aborted, without a commit that says so.
@@ -114,23 +115,30 @@ class RingTable:
                 f"told {lowest_open}: it is not of this ring"
             )
         self._lowest_open = lowest_open
-        self._head = max(self._head, lowest_open)
+        self._note_head(lowest_open)
+
+    def _note_head(self, lowest_open: int) -> None:
+        if lowest_open > self._head:
+            self._head = lowest_open
         self._move_tail()
+        if self._head - self.tail > self._watermark:
+            self._watermark = self._head - self.tail
 
     def _fault(self, descriptor: Descriptor, lowest_open: int, index: int, incarnation: int) -> str | None:
         """What is wrong with a descriptor; None when nothing is."""
-        position, end = descriptor.position, descriptor.position + descriptor.length
-        if descriptor.incarnation != incarnation:
-            return f"a commit must come from life {incarnation} of the writer, found {descriptor.incarnation}"
-        if descriptor.sequence <= self._last_sequence:
+        life, sequence, position, length = descriptor
+        end, limit = position + length, self.tail + self._size
+        if life != incarnation:
+            return f"a commit must come from life {incarnation} of the writer, found {life}"
+        if sequence <= self._last_sequence:
             return f"sequence numbers must rise, the last was {self._last_sequence}: lost order, or a replay"
-        if descriptor.length < HEADER.size or (position | descriptor.length) % ALIGNMENT or position < 0:
+        if length < HEADER.size or (position | length) & 63 or position < 0:
             return f"position and length must be multiples of {ALIGNMENT}, the length at least {HEADER.size}"
-        if position % self._size + descriptor.length > self._size:
+        if position % self._size + length > self._size:
             return f"a record must end inside the ring of {self._size:,} bytes and not wrap"
         if position < self._lowest_open:
             return f"no claim below {self._lowest_open} was open: overlaps an older record, or a replay"
-        if end > self.tail + self._size or not self._lowest_open <= lowest_open <= self.tail + self._size:
+        if end > limit or not self._lowest_open <= lowest_open <= limit:
             return f"a claim lies within one ring from the tail {self.tail} (lowest open {lowest_open})"
         if (index and self._order[index - 1].end > position) or (
             index < len(self._order) and self._positions[index] < end
@@ -238,14 +246,16 @@ class RingTable:
             self._move_tail()
 
     def _move_tail(self) -> None:
-        order, count = self._order, 0
-        while count < len(order) and order[count].free and order[count].end <= self._lowest_open:
+        order, lowest_open, count = self._order, self._lowest_open, 0
+        for live in order:
+            if not live.free or live.end > lowest_open:
+                break
             count += 1
         if count:
             del order[:count], self._positions[:count]
+        tail = order[0].position if order and order[0].position < lowest_open else lowest_open
         # SYNC POINT tail-told: what is sent after this may be overwritten (pairs with tail-observed).
-        tail = self._lowest_open if not order or order[0].position > self._lowest_open else order[0].position
-        self.tail = max(self.tail, tail)
+        self.tail = tail
 
     @property
     def claimable_bytes(self) -> int:

@@ -28,8 +28,9 @@ class Claim:
     """Space in the ring for one record; ends in exactly one `commit` or `abort`, `with` aborts what is left.
 
     ```python
-    with writer.claim(head, [Field("<i4", (num_tokens,))]) as claim:
-        np.concatenate(parts, out=claim.arrays[0])
+    with writer.claim(head, [Field("<i4", (num_tokens,)), Field("<f4", (2,))]) as claim:
+        np.concatenate([sample.tokens for sample in samples], out=claim.arrays[0])
+        claim.arrays[1][:] = 1.0, 0.5
         descriptor = claim.commit()
     ```
     """
@@ -176,11 +177,8 @@ class RingWriter:
             array.setflags(write=False)  # a record is never altered after its commit
         payload_crc = zlib.crc32(view[offset + prefix : offset + plan.length]) if self._flags else 0
         num_columns = len(plan.arrays)
-        body = layout.BODY.pack(
-            *(layout.VERSION, num_columns, self._flags, len(head), payload_crc),
-            *self._identity,
-            *(self._sequence, claim.position, plan.length),
-        )
+        counts = (layout.VERSION, num_columns, self._flags, len(head), payload_crc)
+        body = layout.BODY.pack(*counts, *self._identity, self._sequence, claim.position, plan.length)
         body += layout.table_struct(num_columns).pack(*plan.table) + head
         # SYNC POINT record-written: header last; the descriptor's send publishes (pairs with record-opened).
         view[offset : offset + prefix] = layout.GUARD.pack(layout.MAGIC, zlib.crc32(body)) + body
