@@ -138,7 +138,7 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
         name = ".".join(parts[:depth])
         spec = None if locations is None else PathFinder.find_spec(name, locations)
         if spec is None and depth == 1:
-            # Editable installs have finders of their own. A top-level name is found without executing anything.
+            # Editable installs have finders of their own; looking for a top-level name executes nothing.
             spec = importlib.util.find_spec(name)
         if spec is None:
             return None if name in sys.builtin_module_names else name
