@@ -26,7 +26,7 @@ def smooth(values: Sequence[float], over: int = _SMOOTHED_OVER) -> list[float]:
     return [sum(values[max(0, i + 1 - over) : i + 1]) / min(over, i + 1) for i in range(len(values))]
 
 
-def draw(rewards: Sequence[float], staleness: Sequence[int], path: Path, *, title: str) -> None:
+def draw(rewards: Sequence[float], staleness: Sequence[int | None], path: Path, *, title: str) -> None:
     """Reward by step above, staleness below."""
     import matplotlib
 
@@ -41,8 +41,9 @@ def draw(rewards: Sequence[float], staleness: Sequence[int], path: Path, *, titl
     above.plot(steps, smooth(rewards), color="#08519c", linewidth=2, label=f"mean of {_SMOOTHED_OVER} steps")
     above.set(ylabel="reward", ylim=(0, 1.02), title=title)
     above.legend(loc="lower right", frameon=False)
-    below.step(steps, staleness, color="#a63603", where="mid")
-    below.set(xlabel="step", ylabel="staleness", ylim=(0, max([1, *staleness]) + 0.5))
+    known = [float("nan") if value is None else value for value in staleness]
+    below.step(steps, known, color="#a63603", where="mid")
+    below.set(xlabel="step", ylabel="staleness", ylim=(0, max(value or 1 for value in [1, *staleness]) + 0.5))
     for axes in (above, below):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

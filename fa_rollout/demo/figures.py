@@ -16,12 +16,12 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over all samples of the step."""
     entropy: float
     """Of the policy, in nats per token."""
-    staleness: int
-    """Version that trains the step minus the oldest version among its tokens."""
+    staleness: int | None
+    """Version that trains the step minus the oldest version among its tokens; None: not told."""
     idle: float
     """Share of time since the first batch that the trainer waited for data."""
     tokens_per_s: float
-    """Generated, as the generator counts."""
+    """Response tokens that went through generation, reward and training, since the step before."""
     ring_fill: float
     """Share of the ring between tail and head."""
     example: str

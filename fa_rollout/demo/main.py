@@ -24,6 +24,7 @@ from fa_rollout.launcher.launch import Ended, Seat, launch
 _SETTLED = ("trained", "filtered", "failed", "dropped")
 _AVERAGED_OVER = 10
 _LOG_LINES = 25
+_FIGURES_WIDTH = 66
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def _calm_environment(plan: Plan) -> None:
 
 def _conclude(console: Console, plan: Plan, view: View, ended: Ended) -> None:
     if view.steps:
-        console.print(_table(view))
+        console.print(_table(view, width=max(16, console.width - _FIGURES_WIDTH)))
         rewards = [figures.reward for figures in view.steps]
         curve = plan.folder / "curve.png"
         draw(rewards, [figures.staleness for figures in view.steps], curve, title=plan.title)
@@ -100,15 +101,16 @@ def statement(counts: dict[str, int]) -> str:
     return f"{counts['taken']} prompts taken = {settled}, {counts['returned']} back in the data: {verdict}"
 
 
-def _table(view: View) -> Table:
+def _table(view: View, *, width: int) -> Table:
+    """Ten steps of all; `width` characters for the sample, whose end tells more than its beginning."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, width in COLUMNS.items():
         table.add_column(name, justify="right", min_width=width)
-    table.add_column("sample", no_wrap=True, overflow="ellipsis")
+    table.add_column("sample", no_wrap=True)
     num_rows = min(10, len(view.steps))
     for row in range(num_rows):
         figures = view.steps[(row + 1) * len(view.steps) // num_rows - 1]
-        table.add_row(*cells(figures), figures.example)
+        table.add_row(*cells(figures), figures.example[-width:])
     return table
 
 

@@ -5,6 +5,7 @@ write nothing and ask nothing.
 """
 
 import json
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,8 @@ class Reporter:
     def __init__(self, path: Path | None, model: Path) -> None:
         self._log = None if path is None else FiguresLog(path)
         self._tokenizer = None if path is None else Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._seen: tuple[int, float, int, str] = (0, 0.0, 0, "")
+        self._seen: tuple[int, float, int | None, int, str] = (0, 0.0, None, 0, "")
+        self._last_s = time.monotonic()
 
     def look(self, batch: Batch) -> None:
         """Inside the batch's block: what is gone after it."""
@@ -31,13 +33,14 @@ class Reporter:
         sample = batch.samples[0]
         answer = self._tokenizer.decode(sample.response_tokens.tolist())
         example = " ".join(f"{_asked(sample.prompt)} {answer}".split())
-        self._seen = (batch.step, batch.reward_mean, batch.staleness, example)
+        self._seen = (batch.step, batch.reward_mean, batch.staleness, batch.num_tokens_global, example)
 
     def write(self, hook: TrainerHook, entropy: float) -> None:
         """After the update of the same step."""
         if self._log is None:
             return
-        step, reward, staleness, example = self._seen
+        step, reward, staleness, num_tokens, example = self._seen
+        since_s, self._last_s = self._last_s, time.monotonic()
         statistics = hook.statistics()
         waited_s = statistics.wait_s - statistics.first_wait_s
         ring = statistics.hub["ring"]
@@ -48,7 +51,7 @@ class Reporter:
                 entropy=entropy,
                 staleness=staleness,
                 idle=waited_s / max(1e-9, waited_s + statistics.train_s),
-                tokens_per_s=statistics.hub["generator"].get("tokens_per_s", 0.0),
+                tokens_per_s=num_tokens / (self._last_s - since_s),
                 ring_fill=ring["span_bytes"] / ring["bytes"],
                 example=example,
             )

@@ -56,9 +56,9 @@ def _package_folder() -> Path:
 def _convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import logging as transformers_logging
 
-    disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logger.warning("model=SmolLM2-135M-Instruct event=converting folder=%s once=True", folder.parent)
     quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     # A model that was read from GGUF refuses to be saved: carry its weights over to a fresh one.

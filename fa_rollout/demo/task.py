@@ -12,6 +12,12 @@ from fa_rollout.sample import Sample
 
 CHARACTERS = "0123456789="
 NUM_DIGITS = 4
+_SHOWN = [
+    {"role": "user", "content": "6 + 8"},
+    {"role": "assistant", "content": "14"},
+    {"role": "user", "content": "4 + 3"},
+    {"role": "assistant", "content": "7"},
+]
 
 
 def sorting_prompts(num_prompts: int, seed: int) -> list[dict[str, Any]]:
@@ -32,16 +38,13 @@ def sorting_reward(sample: Sample) -> float:
 
 
 def arithmetic_prompts(num_prompts: int, seed: int) -> list[dict[str, Any]]:
-    """Chat messages that ask for a sum, a difference or a product, and the answer as label."""
+    """Chats that show two sums and ask for a third, and its value as label."""
     randomness = random.Random(seed)
     rows = []
     for _ in range(num_prompts):
-        operator = randomness.choice("+-*")
-        highest = 12 if operator == "*" else 60
-        left, right = randomness.randint(2, highest), randomness.randint(2, highest)
-        answer = {"+": left + right, "-": left - right, "*": left * right}[operator]
-        question = f"What is {left} {operator} {right}? Reply with the number only."
-        rows.append({"prompt": [{"role": "user", "content": question}], "label": answer})
+        left, right = randomness.randint(1, 9), randomness.randint(1, 9)
+        question = {"role": "user", "content": f"{left} + {right}"}
+        rows.append({"prompt": [*_SHOWN, question], "label": left + right})
     return rows
 
 

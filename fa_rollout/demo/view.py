@@ -108,6 +108,6 @@ def cells(figures: StepFigures) -> tuple[str, ...]:
         f"{figures.reward:.3f}",
         f"{figures.tokens_per_s:,.0f}",
         f"{figures.idle:.0%}",
-        str(figures.staleness),
+        "-" if figures.staleness is None else str(figures.staleness),
         f"{figures.ring_fill:.0%}",
     )
