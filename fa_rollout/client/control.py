@@ -53,9 +53,7 @@ async def flush_cache(engine: Engine) -> None:
     try:
         await engine.call("POST", "/flush_cache", {})
     except ControlRefused as error:
-        text = (
-            f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
-        )
+        text = f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
         raise ControlRefused(f"{text}: {error}", error.status) from error
 
 

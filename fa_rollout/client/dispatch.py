@@ -8,6 +8,7 @@ import asyncio
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,11 +61,12 @@ class Dispatcher:
         self.lanes = lanes
         self._balance = balance
         self._waiters: deque[_Waiter] = deque()
-        self._is_held = False
+        self.is_held = False
+        """Nothing is granted: engines are paused."""
         self._turn = 0
         self._next_ticket = 0
         self._wake: asyncio.TimerHandle | None = None
-        self._refusal: Exception | None = None
+        self._refusal: Callable[[], Exception] | None = None
         self.num_waiting = 0
         """Requests without a slot."""
 
@@ -75,16 +77,16 @@ class Dispatcher:
 
     def hold(self) -> None:
         """Grant nothing until `release_hold`: engines are paused."""
-        self._is_held = True
+        self.is_held = True
 
     def release_hold(self) -> None:
         """Grant again."""
-        self._is_held = False
+        self.is_held = False
         self.pump()
 
     def try_acquire(self, key: str | None, avoid: Lane | None = None) -> Lane | None:
         """A slot at once, or None when somebody waits already or no lane has room."""
-        if self._is_held or self._waiters:
+        if self.is_held or self._waiters:
             return None
         lane = self._home(key)
         if lane is not None:
@@ -99,10 +101,10 @@ class Dispatcher:
         """A slot, when its turn comes. Cancellation gives back a slot that was granted meanwhile.
 
         Raises:
-            Exception: what `refuse` was called with.
+            Exception: what `refuse` has said.
         """
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal()
         future: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(future=future, ticket=ticket, key=key, avoid=avoid)
         home = self._home(key)
@@ -131,19 +133,20 @@ class Dispatcher:
             _insert(self._waiters, waiter)
         self.pump()
 
-    def refuse(self, error: Exception | None) -> None:
-        """No engine can be used: all waiters, and all that come, get the error; None ends that."""
-        self._refusal = error
-        if error is None:
+    def refuse(self, make_error: Callable[[], Exception] | None) -> None:
+        """No engine can be used: all waiters, and all that come, get an error; None ends that."""
+        self._refusal = make_error
+        if make_error is None:
             return
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+        for queue in (self._waiters, *(lane.bound for lane in self.lanes)):
+            for waiter in queue:
+                if not waiter.future.done():
+                    waiter.future.set_exception(make_error())
+            queue.clear()
 
     def pump(self) -> None:
         """Grant all that can be granted."""
-        if self._is_held:
+        if self.is_held:
             return
         now = time.monotonic()
         for lane in self.lanes:

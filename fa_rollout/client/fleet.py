@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _WORKERS_AGE_S = 1.0
+_PAUSE_AGE_S = 0.5
 _MAX_ABORTS_AT_ONCE = 32
 """Each takes a socket of its own, since those of requests are in use."""
 
@@ -43,6 +44,8 @@ class Fleet:
         self.engines = [] if router else list(self.fronts.values())
         self._listed_at = -_WORKERS_AGE_S
         self._abort_slots = asyncio.Semaphore(_MAX_ABORTS_AT_ONCE)
+        self._pause_locks = {url: asyncio.Lock() for url in self.fronts}
+        self._pauses_seen: dict[str, tuple[float, bool]] = {}
         self.lost: set[str] = set()
         """Engines that are out until somebody has brought them back."""
         self.on_lost: Callable[[Engine, ControlFailed], None] = lambda engine, error: None
@@ -141,9 +144,15 @@ class Fleet:
         return results.count(False)
 
     async def is_paused(self, front: str) -> bool:
-        """Whether somebody has paused an engine that requests of this front go to."""
-        engines = [self.fronts[front]] if self._router is None else self.engines
-        return any(await asyncio.gather(*(control.looks_paused(engine) for engine in engines)))
+        """Whether somebody has paused an engine behind this front; asked twice a second at most."""
+        async with self._pause_locks[front]:
+            seen_at, was_paused = self._pauses_seen.get(front, (-_PAUSE_AGE_S, False))
+            if time.monotonic() < seen_at + _PAUSE_AGE_S:
+                return was_paused
+            engines = [self.fronts[front]] if self._router is None else self.engines
+            found = any(await asyncio.gather(*(control.looks_paused(engine) for engine in engines)))
+            self._pauses_seen[front] = (time.monotonic(), found)
+            return found
 
     def is_router(self, engine: Engine) -> bool:
         """True for the router itself."""

@@ -90,10 +90,6 @@ class Flights:
             flight.is_aborting = True
             self._background.spawn(self._abort_until_landed(flight))
 
-    async def abort_all(self) -> None:
-        """Abort whatever is in the air, without waiting for answers."""
-        await asyncio.gather(*(self._send_abort(flight) for flight in self._aloft.values()))
-
     def oldest(self) -> Flight | None:
         """The flight that has been in the air longest."""
         return next(iter(self._aloft.values()), None)
@@ -124,19 +120,23 @@ class Flights:
                 break
             await flight.landed(min(_RESEND_S, rest_s) if rest_s > 0 else _RESEND_S)
         if not flight.has_landed:
-            flight.scope.reschedule(asyncio.get_running_loop().time())
+            end_scope(flight.scope)
 
     async def _send_abort(self, flight: Flight) -> None:
         self.num_aborts_undelivered += await self._fleet.abort(flight.wire_id, flight.lane.url)
 
     async def _sit_out_foreign_pause(self, flight: Flight) -> None:
-        """While the engine says that it is paused, silence is no failure; afterwards, a fresh deadline."""
+        """While the engine says that it is paused, silence is no failure; then there is a fresh deadline."""
         until = time.monotonic() + self._policy.foreign_pause_s
-        was_paused = False
-        while not flight.has_landed and time.monotonic() < until:
-            if not await self._fleet.is_paused(flight.lane.url):
-                break
-            was_paused = True
+        while not flight.has_landed and await self._fleet.is_paused(flight.lane.url):
+            if time.monotonic() >= until:
+                return
             await flight.landed(_PAUSE_POLL_S)
-        if was_paused:
-            await flight.landed(self._policy.request_timeout_s)
+            if not await self._fleet.is_paused(flight.lane.url):
+                await flight.landed(self._policy.request_timeout_s)
+
+
+def end_scope(scope: asyncio.Timeout) -> None:
+    """End a wait now, unless it is ending already."""
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())

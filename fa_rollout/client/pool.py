@@ -81,6 +81,12 @@ class EnginePool:
         self.engines: tuple[EngineInfo, ...] = ()
         """What the probes found; set by `start`."""
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and response together that every engine takes; None where none tells."""
+        known = [info.context_length for info in self.engines if info.context_length is not None]
+        return min(known, default=None)
+
     async def start(self) -> None:
         """Probe every engine and open the doors.
 
@@ -146,7 +152,7 @@ class EnginePool:
         except TimeoutError:
             _LOG.warning("event=close_cut_short open_calls=%d", len(self._calls))
         finally:
-            self._dispatcher.refuse(ClientError("a pool must be open to generate, found it closed"))
+            self._dispatcher.refuse(lambda: ClientError("a pool must be open to generate, found it closed"))
             self._dispatcher.close()
             self._recovery.close()
             try:
@@ -276,8 +282,12 @@ class EnginePool:
         if self._pause_mode == "retract":
             await self._fleet.flush_cache()
         is_idle = self._pause_mode not in ("retract", "in_place")
-        await self._fleet.load_weights(path, label, flush_cache=is_idle)
-        self._recovery.weights = Weights(path=path, label=label)
+        before, self._recovery.weights = self._recovery.weights, Weights(path=path, label=label)
+        try:  # an engine that comes back in the meantime loads the new ones by itself
+            await self._fleet.load_weights(path, label, flush_cache=is_idle)
+        except BaseException:
+            self._recovery.weights = before
+            raise
 
     async def set_version_label(self, label: str) -> None:
         """Engines tell this version label from now on; no request is ended.

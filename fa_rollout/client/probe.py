@@ -31,6 +31,8 @@ class EngineInfo:
     server_version: str | None
     vocab_size: int | None
     """None where the model's folder cannot be read here."""
+    context_length: int | None = None
+    """Tokens of prompt and response together; None where the engine does not tell."""
 
 
 async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
@@ -50,6 +52,7 @@ async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
         model_path=_text(model.get("model_path")),
         server_version=_text(server.get("version")),
         vocab_size=_vocab_size(model.get("model_path")),
+        context_length=_context_length(server),
     )
 
 
@@ -93,6 +96,14 @@ async def _server_info(engine: Engine) -> dict[str, Any]:
         except ControlRefused:
             continue
     return {}
+
+
+def _context_length(server: dict[str, Any]) -> int | None:
+    """As it was configured, or as its limit on prompts shows: SGLang keeps 6 tokens free beyond that."""
+    configured, input_limit = server.get("context_length"), server.get("max_req_input_len")
+    known = [configured] if isinstance(configured, int) else []
+    known += [input_limit + 6] if isinstance(input_limit, int) else []
+    return min(known, default=None)
 
 
 def _text(value: Any) -> str | None:

@@ -111,11 +111,8 @@ class Recovery:
 
     def _give_up(self) -> None:
         lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._lanes.values())
-        self._dispatcher.refuse(
-            EngineUnavailable(
-                f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
-            )
-        )
+        text = f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
+        self._dispatcher.refuse(lambda: EngineUnavailable(text))
 
     async def _bring_back(self, engine: Engine) -> None:
         interval_s = self._policy.probe_interval_s
@@ -156,15 +153,21 @@ class Recovery:
         return True
 
     async def _renew_weights(self, engine: Engine) -> None:
-        """An engine that was started anew has its first weights."""
-        if self.weights is None:
-            return
-        found = await control.version_of(engine)
-        if found != self.weights.label:
-            path, label = self.weights.path, self.weights.label
-            _LOG.warning("event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, label)
-            if path is None:
-                await control.set_label(engine, label)
+        """An engine that was started anew has its first weights; what it needs may change while it loads."""
+        while (weights := self.weights) is not None:
+            found = await control.version_of(engine)
+            if weights is not self.weights:
+                continue
+            if found == weights.label:
                 return
+            _LOG.warning(
+                "event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, weights.label
+            )
+            await self._give(engine, weights)
+
+    async def _give(self, engine: Engine, weights: Weights) -> None:
+        if weights.path is None:
+            await control.set_label(engine, weights.label)
+        else:
             limit_s = self._policy.update_timeout_s
-            await control.load_weights(engine, path, label, flush_cache=True, limit_s=limit_s)
+            await control.load_weights(engine, weights.path, weights.label, flush_cache=True, limit_s=limit_s)

@@ -26,7 +26,7 @@ from fa_rollout.client.errors import (
     RequestTimedOut,
 )
 from fa_rollout.client.fleet import Fleet
-from fa_rollout.client.flight import Flight, Flights
+from fa_rollout.client.flight import Flight, Flights, end_scope
 from fa_rollout.client.policy import FailurePolicy, backoff_s
 from fa_rollout.client.recovery import Recovery
 from fa_rollout.client.request import TokenIds, WireIds, generate_body
@@ -113,24 +113,25 @@ class Sender:
         if call.flight is not None:
             self.flights.abort(call.flight)
         elif call.pause is not None:
-            _end(call.pause)
+            end_scope(call.pause)
 
     async def _slot(self, call: Call, avoid: Lane | None) -> Lane:
-        lane = None if call.is_aborted else self.dispatcher.try_acquire(call.routing_key, avoid)
-        if lane is None:
-            lane = await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
-        try:
-            await self.turnstile.enter(_SEND_S)
-            if call.is_aborted:
-                raise _Interrupted
-        except BaseException:
-            self.dispatcher.release(lane)
-            raise
-        return lane
+        while True:
+            lane = None if call.is_aborted else self.dispatcher.try_acquire(call.routing_key, avoid)
+            if lane is None:
+                lane = await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
+            try:
+                await self.turnstile.enter(_SEND_S)
+            except asyncio.CancelledError:
+                self.dispatcher.release(lane)
+                raise
+            if not call.is_aborted and not self.dispatcher.is_held:
+                return lane
+            self.dispatcher.release(lane)  # aborted, or paused, while it stood at the turnstile
 
     async def _wait(self, call: Call, what: Awaitable[T]) -> T:
         scope = asyncio.timeout(0 if call.is_aborted else None)
-        timer = None if call.deadline is None else self.clock.timer(call.deadline, lambda: _end(scope))
+        timer = None if call.deadline is None else self.clock.timer(call.deadline, lambda: end_scope(scope))
         call.pause = scope
         try:
             async with scope:
@@ -230,10 +231,6 @@ class Sender:
         raise RequestTimedOut(
             f"request {call.rid} must be answered by its deadline, found it waiting for a free engine"
         )
-
-
-def _end(scope: asyncio.Timeout) -> None:
-    scope.reschedule(asyncio.get_running_loop().time())
 
 
 def _final(call: Call, lane: Lane, attempt: int, failure: HttpFailure) -> RequestFailed:

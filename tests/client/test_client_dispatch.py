@@ -192,7 +192,7 @@ def test_a_refusal_reaches_those_who_wait_and_those_who_come() -> None:
         await grant(dispatcher)
         waiter = asyncio.create_task(grant(dispatcher))
         await settle()
-        dispatcher.refuse(ConnectionError("all gone"))
+        dispatcher.refuse(lambda: ConnectionError("all gone"))
         for late in (waiter, grant(dispatcher)):
             with pytest.raises(ConnectionError, match="all gone"):
                 await late

@@ -347,3 +347,56 @@ def test_no_control_call_ever_aborts_what_is_not_ours(tmp_path: Path) -> None:
             assert not request.body.get("abort_all")
             assert not request.body.get("abort_all_requests")
             assert request.body.get("mode") != "abort"
+
+
+def test_a_burst_stops_leaving_when_the_engines_are_paused() -> None:
+    with ScriptedEngine.start(SLOW) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            calls = asyncio.create_task(ask_many(pool, 250))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await pool.pause("retract")
+            await asyncio.sleep(0.5)
+            num_sent = len(sent(engine))
+            assert num_sent < 250
+            await asyncio.sleep(0.2)
+            assert len(sent(engine)) == num_sent
+            await pool.continue_()
+            for result in await calls:
+                assert isinstance(result, Completion)
+                assert_true(result)
+
+        run_with(engine, work)
+
+
+def test_a_call_may_be_aborted_again_while_it_ends() -> None:
+    with ScriptedEngine.start(SLOW) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            calls = await start_many(pool, 3)
+            for _ in range(6):
+                await pool.abort(["r0", "r1", "r2"])
+                await asyncio.sleep(0)
+            for call in calls:
+                assert (await call).finish == "abort"
+
+        run_with(engine, work, max_concurrent_samples=1)
+
+
+def test_an_engine_that_comes_back_during_an_update_gets_the_new_weights(tmp_path: Path) -> None:
+    with ScriptedEngine.start(SLOW, update_s=0.8) as stays, ScriptedEngine.start(SLOW) as first_life:
+        port = int(first_life.url.rsplit(":", 1)[1])
+
+        async def work(pool: EnginePool) -> None:
+            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            first_life.stop()
+            await pool.versions()  # finds that it is gone
+            updating = asyncio.create_task(pool.update_weights_from_disk(str(tmp_path), "0:2"))
+            with ScriptedEngine.start(SLOW, port=port) as second_life:
+                await until(lambda: {lane.circuit for lane in pool.statistics().lanes} == {"closed"})
+                await updating
+                assert set((await pool.versions()).values()) == {"0:2"}
+                assert second_life.state()["weight_version"] == "0:2"
+
+        run_with([stays.url, first_life.url], work)
