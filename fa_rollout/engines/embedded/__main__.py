@@ -27,7 +27,7 @@ from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.scheduler import Limits
 
 MAX_BODY_BYTES = 4 << 30
-SHUTDOWN_TIMEOUT_S = 1.0
+SHUTDOWN_TIMEOUT_S = 2.0
 # The engine's thread and the event loop share the interpreter. At the default of 5 ms a busy loop would
 # hold up each of the engine's many short calls into torch for that long.
 SWITCH_INTERVAL_S = 0.0001

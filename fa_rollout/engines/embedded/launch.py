@@ -103,7 +103,7 @@ class EmbeddedEngine:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this package importable and one thread a pool."""
+    """Ours, with this package importable; offline, and no threads in the tokenizer."""
     path = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 

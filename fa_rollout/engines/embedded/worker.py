@@ -39,6 +39,7 @@ class Worker:
         self._on_death = on_death
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._is_stopping = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -51,15 +52,17 @@ class Worker:
     def call(self, function: Callable[[], Result]) -> "Future[Result]":
         """Run `function` in the engine's thread, between two steps."""
         future: Future[Result] = Future()
-        if self._is_stopping:
-            future.set_exception(EngineStopped("the engine has stopped; start it again."))
-        else:
-            self._calls.put((function, future))
+        # Under the lock: a call that came after the last one was failed would never be answered
+        with self._closing:
+            if self._is_stopping:
+                future.set_exception(_stopped())
+            else:
+                self._calls.put((function, future))
         return future
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread after its current step; whether it ended in time."""
-        self._is_stopping = True
+        self._close()
         self._calls.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -74,10 +77,15 @@ class Worker:
                 self._hand_on_events()
         except BaseException:
             logger.exception("engine died")
+            self._close()
             self._on_death()
         finally:
-            self._is_stopping = True
             self._fail_calls()
+
+    def _close(self) -> None:
+        """Take no further calls."""
+        with self._closing:
+            self._is_stopping = True
 
     def _take_calls(self) -> None:
         """Run all that is queued; wait for a call if there is nothing else to do."""
@@ -112,5 +120,9 @@ class Worker:
                 call = self._calls.get_nowait()
             except Empty:
                 return
-            if call is not None:
-                call[1].set_exception(EngineStopped("the engine has stopped; start it again."))
+            if call is not None and call[1].set_running_or_notify_cancel():
+                call[1].set_exception(_stopped())
+
+
+def _stopped() -> EngineStopped:
+    return EngineStopped("the engine has stopped; start it again.")

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
 
-
 # Threads that spin for each other are slow on a machine that others use too
 torch.set_num_threads(1)
 

@@ -17,8 +17,9 @@ PROMPT = [1, 4, 5]
 
 @pytest.fixture(scope="module")
 def narrow_engine(model_folder: Path) -> Iterator[EmbeddedEngine]:
-    """Two requests run at once, the others wait."""
-    with EmbeddedEngine.start(model_folder, options=["--max-running-requests", "2"]) as engine:
+    """Two requests run at once, forty wait."""
+    options = ["--max-running-requests", "2", "--max-queued-requests", "40"]
+    with EmbeddedEngine.start(model_folder, options=options) as engine:
         yield engine
 
 
@@ -88,6 +89,19 @@ def test_a_live_rid_also_means_those_that_it_begins_and_an_unknown_one_nothing(
             for rid in ("r1", "r10"):
                 assert (await tasks[rid])["meta_info"]["finish_reason"]["type"] == "abort"
             assert not tasks["r2"].done()
+            await client.post("/abort_request", abort_all=True)
+
+    asyncio.run(scene())
+
+
+def test_a_full_queue_is_told_at_once(narrow_engine: EmbeddedEngine) -> None:
+    async def scene() -> None:
+        async with connect(narrow_engine.url) as client, asyncio.TaskGroup() as group:
+            for index in range(42):
+                start(group, client, f"q{index}")
+            await until_running(client, 2, 40)
+            status, reply = await client.call("/generate", {"input_ids": PROMPT})
+            assert (status, reply["message"]) == (503, "The request queue is full.")
             await client.post("/abort_request", abort_all=True)
 
     asyncio.run(scene())

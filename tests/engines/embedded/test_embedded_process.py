@@ -49,7 +49,7 @@ def test_the_engine_ends_when_its_parent_is_killed(model_folder: Path) -> None:
     try:
         parent.kill()
         parent.wait()
-        assert await_end(pidfd, 5.0)
+        assert await_end(pidfd, 10.0)
     finally:
         os.close(pidfd)
 
@@ -78,15 +78,11 @@ def test_sigterm_answers_what_runs_and_ends_in_order_while_sigint_is_left_to_the
             assert last["meta_info"]["finish_reason"]["type"] == "abort"
             assert last["output_ids"]
 
-    engine = EmbeddedEngine.start(model_folder)
-    pidfd = os.pidfd_open(engine.pid)
-    try:
+    with EmbeddedEngine.start(model_folder) as engine:
         asyncio.run(scene(engine))
-        assert await_end(pidfd, 5.0)
+        assert await_end(engine.pidfd, 10.0)
         assert engine.stop() == 0
         assert engine.stop() == 0
-    finally:
-        os.close(pidfd)
 
 
 def test_stop_is_bounded_also_when_the_engine_is_stopped_by_a_signal(model_folder: Path) -> None:
