@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from fa_rollout.client.errors import ControlFailed, ControlRefused, EngineUnavai
 from fa_rollout.client.request import generate_body
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_TELL_EVERY_S = 10.0
 _RETRY_S = 0.5
 
 
@@ -62,6 +66,7 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
     Raises:
         EngineUnavailable: names the last error.
     """
+    told_s = time.monotonic() - _TELL_EVERY_S + _RETRY_S
     while True:
         try:
             return await work()
@@ -70,6 +75,11 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
         except ControlFailed as error:
             if time.monotonic() + _RETRY_S > deadline:
                 raise EngineUnavailable(f"{url}: {error}") from error
+            now_s = time.monotonic()
+            if now_s - told_s >= _TELL_EVERY_S:
+                told_s = now_s
+                left_s = deadline - now_s
+                logger.warning("event=waiting_for_engine url=%s left_s=%.0f error=%s", url, left_s, error)
         await asyncio.sleep(_RETRY_S)
 
 
