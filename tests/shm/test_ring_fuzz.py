@@ -16,7 +16,7 @@ _RING_BYTES = 1 << 16
 _FIELDS = [Field("<i4", (100,)), Field("<f4", (3, 5)), Field(np.uint8, (2, 2, 2, 2)), Field("<i8", (0,))]
 _HEAD = b"some scalars"
 _U64 = st.integers(0, (1 << 64) - 1)
-_FUZZ = settings(max_examples=300, deadline=None)
+_FUZZ = settings(max_examples=200, deadline=None)
 
 
 class Target:
@@ -87,7 +87,7 @@ def test_junk_over_a_record_is_refused(junk: bytes, at: int) -> None:
         max_size=6,
     ),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_forged_header_shows_nothing_beyond_its_record(
     num_columns: int, head_bytes: int, flags: int, columns: list[tuple[object, ...]]
 ) -> None:

@@ -33,7 +33,7 @@ def _check(num_records: int) -> None:
 
 
 def test_every_record_of_a_long_stream_is_read_true() -> None:
-    _check(20_000)
+    _check(8_000)
 
 
 @pytest.mark.soak
