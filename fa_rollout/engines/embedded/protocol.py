@@ -270,13 +270,13 @@ def _logprob_wishes(call: GenerateBody, prompts: list[list[int]]) -> list[Logpro
     starts = _spread(start_len, size, "logprob_start_len")
     nums = _spread(call.top_logprobs_num or 0, size, "top_logprobs_num")
     for prompt_ids, start, num in zip(prompts, starts, nums, strict=True):
-        if not -1 <= start < max(1, len(prompt_ids)):
+        if not -1 <= start <= len(prompt_ids):
             raise RequestRefused(
-                f"logprob_start_len must be -1 or in [0, {len(prompt_ids) - 1}], the prompt; got {start}."
+                f"logprob_start_len must be -1 or in [0, {len(prompt_ids)}], the prompt; got {start}."
             )
         if not 0 <= num <= MAX_TOP_LOGPROBS:
             raise RequestRefused(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {num}.")
     return [
-        (True, None if start == -1 else start, num) if is_wanted else (False, None, 0)
-        for is_wanted, start, num in zip(wanted, starts, nums, strict=True)
+        (True, start if 0 <= start < len(prompt_ids) else None, num) if is_wanted else (False, None, 0)
+        for is_wanted, start, num, prompt_ids in zip(wanted, starts, nums, prompts, strict=True)
     ]

@@ -114,19 +114,18 @@ class Request:
         return len(self.prompt_ids) + self.max_new_tokens
 
     def accept(self, token_id: int, logprob: float) -> None:
-        """Append a sampled token; SGLang tests length, then stop ids, then stop strings."""
+        """Append a sampled token; a stop string beats a stop token, which beats the length, as in SGLang."""
         self.output_ids.append(token_id)
         self.output_logprobs.append(logprob)
         if self.adjuster is not None:
             self.adjuster.observe(token_id)
-        if len(self.output_ids) >= self.max_new_tokens:
-            self.finish = Finish(kind=FinishKind.LENGTH)
+        matched = self.stop_strings.match(token_id) if self.stop_strings is not None else None
+        if matched is not None:
+            self.finish = Finish(kind=FinishKind.STOP, matched=matched)
         elif token_id in self.stop_ids:
             self.finish = Finish(kind=FinishKind.STOP, matched=token_id)
-        elif self.stop_strings is not None:
-            matched = self.stop_strings.match(token_id)
-            if matched is not None:
-                self.finish = Finish(kind=FinishKind.STOP, matched=matched)
+        elif len(self.output_ids) >= self.max_new_tokens:
+            self.finish = Finish(kind=FinishKind.LENGTH)
 
     def mark_version(self, version: str) -> None:
         """Tokens from here on are sampled by `version`."""

@@ -198,7 +198,7 @@ def test_end_of_sequence_stops_unless_it_is_ignored_or_too_early(shared_engine: 
     late = greedy(shared_engine, **bias, min_new_tokens=5)["output_ids"]
     assert len(late) == 6
     assert EOS_ID not in late[:5]
-    assert greedy(shared_engine, **bias, max_new_tokens=1)["meta_info"]["finish_reason"]["type"] == "length"
+    assert greedy(shared_engine, **bias, max_new_tokens=1)["meta_info"]["finish_reason"]["type"] == "stop"
 
 
 def test_null_new_tokens_go_to_the_end_of_the_context(shared_engine: EmbeddedEngine) -> None:
@@ -272,7 +272,7 @@ def test_a_streamed_batch_tells_the_index(shared_engine: EmbeddedEngine) -> None
         ({"input_ids": [1], "sampling_params": {"logit_bias": {"99": 1.0}}}, "logit_bias must map token ids"),
         ({"input_ids": [1], "session_params": {"id": "s"}}, "session_params is not supported"),
         (
-            {"input_ids": [1], "return_logprob": True, "logprob_start_len": 1},
+            {"input_ids": [1], "return_logprob": True, "logprob_start_len": 2},
             "logprob_start_len must be -1 or in",
         ),
         ({"input_ids": [[1], [2]], "rid": ["a"]}, "The length of rid should be equal to the batch size 2"),
