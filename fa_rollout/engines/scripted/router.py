@@ -89,7 +89,7 @@ class RouterServer:
         """Every request but the handle's own."""
         body = msgspec.json.decode(exchange.body) if exchange.body else {}
         self._record(exchange, body)
-        rule = self.faults.meet(exchange.path, body.get("rid"), body.get("input_ids", ()))
+        rule = self.faults.meet(exchange.path, body.get("rid"), body.get("input_ids") or ())
         if rule is not None and rule.status is not None:
             exchange.send(rule.status, (rule.body or "").encode())
         elif (exchange.method, exchange.path) == ("POST", "/generate"):
@@ -107,7 +107,7 @@ class RouterServer:
         task.add_done_callback(self._tasks.discard)
 
     def _record(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        ids = body.get("input_ids", [])
+        ids = body.get("input_ids") or []
         self.recorded.append(
             Recorded(
                 time_s=time.monotonic(),

@@ -5,6 +5,7 @@ under which SGLang 0.5.15 runs on a plain CPU: torch's own attention, float32, n
 """
 
 import os
+import random
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,8 +86,23 @@ def router(worker_urls: Sequence[str], *, port: int, options: Sequence[str] = ()
 
 
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
+    """A port that nobody listens on now, nor on the one 10000 above, which SGLang wants too.
+
+    Below those that the kernel hands out for connections, so that it stays free for a while.
+
+    Raises:
+        SGLangError: none was found.
+    """
+    for port in random.sample(range(20000, 31000), k=100):
+        if _is_free(port) and _is_free(port + 10000):
+            return port
+    raise SGLangError("a port between 20000 and 31000 must be free, found none in 100 tries")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
