@@ -136,13 +136,16 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
-        spec = None if locations is None else PathFinder.find_spec(name, locations)
+        # By the last name alone: a folder without __init__.py would be looked up in its parent, which is not
+        # imported.
+        spec = None if locations is None else PathFinder.find_spec(parts[depth - 1], locations)
         if spec is None and depth == 1:
             # Editable installs have finders of their own; looking for a top-level name executes nothing.
             spec = importlib.util.find_spec(name)
         if spec is None:
             return None if name in sys.builtin_module_names else name
-        locations = spec.submodule_search_locations
+        found = spec.submodule_search_locations
+        locations = None if found is None else list(found)
     return None
 
 

@@ -101,6 +101,13 @@ def test_a_reward_of_an_editable_install_is_found_from_any_folder() -> None:
     assert check_reward("fa_rollout.demo.task:sorting_reward", []) == []
 
 
+def test_a_reward_in_folders_without_init_files_is_found(tmp_path: Path) -> None:
+    (tmp_path / "bare" / "deep").mkdir(parents=True)
+    (tmp_path / "bare" / "deep" / "score.py").touch()
+    assert check_reward("bare.deep.score.reward", [str(tmp_path)]) == []
+    assert "bare.deep.other" in only(check_reward("bare.deep.other.reward", [str(tmp_path)])).text
+
+
 def test_a_reward_server_is_no_module() -> None:
     assert check_reward("http://localhost:8000/score", []) == []
 
