@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from shm.errors import ChannelError
+from trainer_hook.record import ExtraColumn
 
 PROTOCOL = 1
 """Raised with every incompatible change of a message or of the record schema."""
@@ -56,7 +57,7 @@ class Hello(Message):
     """`rank` or `observer`."""
     pid: int
     schema: int
-    """`schema_fingerprint()` of the attaching side."""
+    """`schema_fingerprint()` of the attaching side, without a run's extra columns."""
     dp_rank: int = 0
     dp_size: int = 1
     peer: int = 0
@@ -83,6 +84,8 @@ class Welcome(Message):
     """Folder that this run's weight files go to."""
     stall_s: float
     """Longest wait of a rank for a batch before the hub names who waits for whom."""
+    columns: list[ExtraColumn] = []
+    """What this run's records hold beyond the schema that all runs have."""
 
 
 class Refused(Message, kw_only=True):
@@ -150,10 +153,11 @@ class UpdateCancel(Message):
 
 
 class Abort(Message):
-    """Abort running work: all of it, one group, or groups whose oldest token is older than a version."""
+    """Abort running work: all of it, one group or one sample of it, or groups begun before a version."""
 
     request: int
     group: int | None = None
+    member: int | None = None
     older_than: int | None = None
 
 
@@ -193,6 +197,45 @@ class LoadState(Message):
     state: dict[str, Any]
 
 
+class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that an evaluation brings along."""
+
+    prompt: str | list[dict[str, Any]]
+    label: Any = None
+    metadata: dict[str, Any] = {}
+
+
+class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What to evaluate: prompts, or a data set by name or path; neither: the one that is configured."""
+
+    prompts: list[EvaluationPrompt] | None = None
+    dataset: str | None = None
+    samples_per_prompt: int | None = None
+    sampling: dict[str, Any] = {}
+    """Keys of the configured sampling that differ."""
+
+
+class Evaluate(Message):
+    """Begin an evaluation; answered by `Reply` with its number."""
+
+    request: int
+    order: EvaluationOrder
+
+
+class Collect(Message):
+    """Ask for what an evaluation has brought since; answered by `EvaluationPart`, or `Refused`."""
+
+    request: int
+    evaluation: int
+
+
+class CancelEvaluation(Message):
+    """What an evaluation has brought is not wanted any more; answered by `Reply`."""
+
+    request: int
+    evaluation: int
+
+
 class Goodbye(Message):
     """The rank closes in order; its leases return without alarm."""
 
@@ -207,13 +250,17 @@ class Feed(Message):
 
 
 class Announce(Message):
-    """The launcher begins a step, by its own count; engines hold `version`, which somebody else gave them.
+    """The launcher begins a step; somebody else gives the engines their weights.
 
     Passed on to the generator.
     """
 
     step: int
+    """By the launcher's own count."""
     version: int
+    """That trains the step's batch, by the hub's count: what a publication would have told."""
+    held: int
+    """That engines hold now, by their labels."""
 
 
 # --- hub -> rank ---------------------------------------------------------------------------------------
@@ -285,6 +332,18 @@ class UpdateDone(Message):
     version: int
     bubble_s: float
     """Time the engines stood still."""
+
+
+class EvaluationPart(Message):
+    """Some prompts of an evaluation, each once, in the order of their ends."""
+
+    request: int
+    results: list[bytes]
+    """Each an encoded `trainer_hook.evaluation.EvaluatedPrompt`."""
+    num_prompts: int
+    """In all; 0 while that is unknown."""
+    is_over: bool
+    """No part follows."""
 
 
 class Reply(Message):
@@ -361,6 +420,23 @@ class AbortRunning(Message):
     """Abort the running requests of these groups (None: all); they go on by the partial-rollout policy."""
 
     groups: list[int] | None
+    member: int | None = None
+    """Of each group this sample alone."""
+
+
+class RunEvaluation(Message):
+    """Evaluate beside the training stream; answered by one `Evaluated` a prompt, then `EvaluationEnded`."""
+
+    evaluation: int
+    order: EvaluationOrder
+    done: list[int] = []
+    """Prompts that an earlier life of the generator has answered for."""
+
+
+class DropEvaluation(Message):
+    """Nobody waits for this evaluation any more."""
+
+    evaluation: int
 
 
 class PauseEngines(Message):
@@ -444,6 +520,22 @@ class Settled(Message):
     mean_response_len: float = 0.0
     payload: bytes = b""
     """Where prompts are fed: passed on to the launcher."""
+
+
+class Evaluated(Message):
+    """One prompt of an evaluation, with its samples or with why it has none."""
+
+    evaluation: int
+    index: int
+    num_prompts: int
+    result: bytes
+
+
+class EvaluationEnded(Message):
+    """Every prompt was answered for; or none will be, for the reason in `error`."""
+
+    evaluation: int
+    error: str | None = None
 
 
 class EnginesPaused(Message):

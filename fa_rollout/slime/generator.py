@@ -168,7 +168,7 @@ class SlimeGenerator:
 
     def _announced(self, message: m.Announce) -> None:
         self._rollout_id = message.step
-        self._book.confirm(max(self._book.published, message.version))
+        self._book.confirm(max(self._book.published, message.held))
         if self._slime.done():
             self._slime.result().sample_hooks.set_current_rollout_id(message.step)
 

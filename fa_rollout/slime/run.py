@@ -133,7 +133,13 @@ class Run:
             HubLost, Stalled, EndOfData: as `TrainerHook.next_batch` does.
         """
         self._stock.next_call()
-        self._send(m.Announce(step=rollout_id, version=self._clock.held_at(rollout_id)))
+        self._send(
+            m.Announce(
+                step=rollout_id,
+                version=self._clock.trained_by(rollout_id) - 1,  # the hub's bound is one less, too
+                held=self._clock.held_at(rollout_id),
+            )
+        )
         started_s = time.monotonic()
         while not self._hook.is_batch_ready():
             self._hear()

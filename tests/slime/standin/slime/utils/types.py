@@ -1,0 +1,81 @@
+"""The sample, with the attributes that conversion, metrics and plug-ins read."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass
+class Sample:
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    @dataclass
+    class PrefixCacheInfo:
+        cached_tokens: int = 0
+        total_prompt_tokens: int = 0
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    teacher_log_probs: list[float] | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    train_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    non_generation_time: float = 0.0
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+    def get_reward_value(self, args: Any) -> Any:
+        return self.reward[args.reward_key] if args.reward_key else self.reward
+
+    def append_response_tokens(
+        self,
+        args: Any = None,
+        *,
+        tokens: Any = None,
+        log_probs: Any = None,
+        trainable: bool = True,
+        meta_info: dict[str, Any] | None = None,
+        text: str | None = None,
+    ) -> None:
+        """Tokens and what belongs to them grow together; the answer's meta data sets status and version."""
+        tokens = [int(token) for token in tokens or []]
+        if text is not None:
+            self.response += text
+        if tokens:
+            before = self.response_length
+            self.tokens += tokens
+            self.response_length += len(tokens)
+            self.loss_mask = (self.loss_mask or [1] * before) + [int(trainable)] * len(tokens)
+            values = [float(p) for p in log_probs] if log_probs is not None else [0.0] * len(tokens)
+            self.rollout_log_probs = (self.rollout_log_probs or [0.0] * before) + values
+        if meta_info and "finish_reason" in meta_info:
+            self.prefix_cache_info.cached_tokens += meta_info.get("cached_tokens", 0)
+            self.prefix_cache_info.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
+            if "weight_version" in meta_info:
+                self.weight_versions.append(meta_info["weight_version"])
+            kinds = {"length": "TRUNCATED", "abort": "ABORTED", "stop": "COMPLETED"}
+            self.status = Sample.Status[kinds[meta_info["finish_reason"]["type"]]]
+        for values in (self.loss_mask, self.rollout_log_probs):
+            if values is not None and len(values) != self.response_length:
+                raise ValueError(f"{len(values)} entries for {self.response_length} response tokens")

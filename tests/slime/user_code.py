@@ -1,0 +1,93 @@
+"""What a slime user writes: rewards, generate functions, hooks, filters. Found by path, run in the generator."""
+
+import asyncio
+import copy
+import signal
+from types import FrameType
+from typing import Any
+
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+
+async def reward_by_length(args: Any, sample: Sample) -> float:
+    return float(sample.response_length)
+
+
+async def rewards_of_a_group(args: Any, samples: list[Sample]) -> list[float]:
+    return [float(len(samples))] * len(samples)
+
+
+async def reward_that_raises(args: Any, sample: Sample) -> float:
+    if sample.group_index == 2:
+        raise ArithmeticError("the reward of group 2 cannot be computed")
+    return 1.0
+
+
+async def reward_with_an_alarm(args: Any, sample: Sample) -> float:
+    def ring(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        while True:
+            pass
+    except TimeoutError:
+        return 7.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+async def two_of_each(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """One execution, two trainable samples (fan-out)."""
+    made = await one_turn(args, sample, sampling_params)
+    made.rollout_id = made.index
+    other = copy.deepcopy(made)
+    other.metadata["part"] = 2
+    return [made, other]
+
+
+async def one_turn(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """A generate function of the user's own, by slime's `post`."""
+    tokens = sample.tokens or [3 + ord(c) % 30 for c in sample.prompt]
+    sampling_params["max_new_tokens"] -= sample.response_length
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    output = await post(
+        url, {"input_ids": tokens, "sampling_params": sampling_params, "return_logprob": True}
+    )
+    entries = output["meta_info"].get("output_token_logprobs") or []
+    sample.tokens = list(tokens)
+    sample.append_response_tokens(
+        args,
+        tokens=[entry[1] for entry in entries],
+        log_probs=[entry[0] for entry in entries],
+        meta_info=output["meta_info"],
+        text=output["text"],
+    )
+    sample.metadata["by"] = "one_turn"
+    return sample
+
+
+async def slow_generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    await asyncio.sleep(0.2)
+    return await one_turn(args, sample, sampling_params)
+
+
+def note_rollout_id(args: Any, sample: Sample, rollout_id: int | None) -> None:
+    sample.metadata["hooked_in"] = rollout_id
+
+
+def keep_one_in_five(args: Any, group: list[Sample]) -> DynamicFilterOutput:
+    keep = group[0].group_index % 5 == 0  # type: ignore[operator]
+    return DynamicFilterOutput(keep=keep, reason=None if keep else "not_a_fifth")
+
+
+def remove_first(args: Any, groups: list[list[Sample]]) -> None:
+    groups[0][0].remove_sample = True
+
+
+def count_all(args: Any, groups: list[list[Sample]], data_source: Any) -> None:
+    data_source.seen = getattr(data_source, "seen", []) + [group[0].group_index for group in groups]
