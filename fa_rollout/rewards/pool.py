@@ -24,7 +24,7 @@ from fa_rollout.rewards.function import Kind
 from fa_rollout.rewards.item import Item, Job
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
 from fa_rollout.rewards.place import Ending, Place, Verdict, judge, next_window
-from fa_rollout.rewards.process import WorkerProcess
+from fa_rollout.rewards.process import Death, WorkerProcess
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
 from shm.errors import FaRolloutError
@@ -102,7 +102,6 @@ class WorkerPool:
 
     @property
     def num_ready(self) -> int:
-        """Workers that have the function loaded."""
         return sum(place.ready for place in self._places)
 
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
@@ -225,8 +224,8 @@ class WorkerPool:
         self._feed()
 
     def _look_after(self, place: Place, process: WorkerProcess, now_s: float) -> None:
-        if (how := process.died()) is not None:
-            self._on_death(place, process, how)
+        if (death := process.died()) is not None:
+            self._on_death(place, process, death)
             return
         running_s = now_s - place.since_s
         match judge(place.ready, len(place.items), running_s=running_s, timeout_s=self._timeout_s):
@@ -238,15 +237,16 @@ class WorkerPool:
                 place.window = 1
                 self._requeue([place.items.pop(ticket) for ticket in process.take_back()])
 
-    def _on_death(self, place: Place, process: WorkerProcess, how: str) -> None:
+    def _on_death(self, place: Place, process: WorkerProcess, death: Death) -> None:
         self._on_answers(place)
         if place.process is not process:
             return
         if not place.ready:
-            self._on_failed_start(place, f"the worker ended with {how} before the function was loaded")
+            text = f"the worker ended with {death.text} before the function was loaded"
+            self._on_failed_start(place, text, by_signal=death.by_signal)
             return
-        logger.warning("reward worker died pid=%d cause=%s", process.pid, how)
-        self._end(place, how)
+        logger.warning("reward worker died pid=%d cause=%s", process.pid, death.text)
+        self._end(place, death.text)
         place.back_off(time.monotonic())
 
     def _move_in(self, place: Place) -> None:
@@ -258,10 +258,12 @@ class WorkerPool:
             return
         asyncio.get_running_loop().add_reader(place.process.channel, self._on_readable, place)
 
-    def _on_failed_start(self, place: Place, text: str) -> None:
+    def _on_failed_start(self, place: Place, text: str, *, by_signal: bool = False) -> None:
+        """What fails by itself at the very start would fail again; what was killed may not be."""
         if place.process is not None:
             self._end(place, text)
-        if not self._has_started:
+        may_try_again = self._has_started or (by_signal and place.num_failed_starts + 1 < MAX_FAILED_STARTS)
+        if not may_try_again:
             if not self._started.done():
                 self._started.set_exception(ConfigError(text))
             return

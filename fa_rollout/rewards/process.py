@@ -10,9 +10,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker ended by itself."""
+
+    text: str
+    by_signal: bool = False
+    """Killed from outside (out of memory), or crashed."""
 
 
 class WorkerProcess:
@@ -74,17 +84,18 @@ class WorkerProcess:
         """Tickets of the items that the worker has not begun, and now never will."""
         return wire.take_back(self._workers_end)
 
-    def died(self) -> str | None:
+    def died(self) -> Death | None:
         """How the worker ended by itself; None while it lives. Leaves it unreaped, for `kill`."""
         try:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return "an unknown end: this process ignores SIGCHLD"
+            return Death("an unknown end: this process ignores SIGCHLD")
         if ended is None:
             return None
         if ended.si_code == os.CLD_EXITED:
-            return f"exit code {ended.si_status}"
-        return f"signal {ended.si_status} ({signal.strsignal(ended.si_status)})"
+            return Death(f"exit code {ended.si_status}")
+        name = signal.strsignal(ended.si_status)
+        return Death(f"signal {ended.si_status} ({name})", by_signal=True)
 
     def kill(self) -> None:
         """End the worker's process group; `reaped` tells when it is gone."""

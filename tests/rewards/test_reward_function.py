@@ -101,6 +101,23 @@ def test_a_worker_that_dies_while_it_imports_is_an_error_at_start(
         score([make_sample()], "deadly.reward", num_workers=2)
 
 
+def test_a_worker_that_is_killed_while_it_imports_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed_once.py").write_text(
+        "import os, pathlib, signal\n"
+        "if not pathlib.Path('killed').exists():\n"
+        "    pathlib.Path('killed').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def reward(sample):\n    return 5\n"
+    )
+    (tmp_path / "killed_always.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.chdir(tmp_path)
+    assert values(score([make_sample()], "killed_once.reward", num_workers=1)) == [5.0]
+    with pytest.raises(ConfigError, match="signal 9"):
+        score([make_sample()], "killed_always.reward", num_workers=1)
+
+
 def test_the_working_directory_is_importable_in_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
