@@ -27,7 +27,8 @@ class WeightUpdate:
     def __init__(self, begun: m.UpdateBegun, *, pause_engines: Callable[[], None]) -> None:
         self._pause_engines = pause_engines
         self._is_open = True
-        self._is_pushed = False
+        self._folder: Path | None = None
+        """What the engines will load."""
         self.version: int = begun.version
         """The version that this update publishes."""
         self.path = Path(begun.path)
@@ -42,14 +43,19 @@ class WeightUpdate:
         generating meanwhile, and stand still only while they load, at the end of the block.
 
         Args:
-            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), or a mapping of names to tensors.
+            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the path
+                of a folder where the leader has written safetensors files itself. A folder other than `path`
+                stays yours, and must stay until the next version is published.
 
         Raises:
             PublishFailed: the leader could not write the files.
         """
         self._must_be_open("push")
+        if isinstance(source, str | Path):
+            self._folder = Path(source).resolve()
+            return
         publish(source, self.path, write=self.is_leader)
-        self._is_pushed = True
+        self._folder = self.path
 
     def pause(self) -> None:
         """Have the engines stand still until the block ends, to push by hand; the leader's call does it.
@@ -64,7 +70,7 @@ class WeightUpdate:
     def end(self) -> str | None:
         """Close the body; the folder that the engines are to load, if there is one. Called by the hook."""
         self._is_open = False
-        return str(self.path) if self.is_leader and self._is_pushed else None
+        return str(self._folder) if self.is_leader and self._folder is not None else None
 
     def _must_be_open(self, what: str) -> None:
         if not self._is_open:

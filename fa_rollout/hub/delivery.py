@@ -52,6 +52,16 @@ def cut(
     return [_batch(step, micro_batches, oldest_allowed) for micro_batches in ranks]
 
 
+def assignment(step: Step, batch: Batch) -> list[list[tuple[int, int, bool, int]]]:
+    """A rank's part for the log: by micro-batch, (group, member, filler, mask_before) of each sample."""
+    groups = {g.commit.sequence: g.group for g in step.groups if g.commit is not None}
+    names = [groups[handout.sequence] for handout in batch.records]
+    return [
+        [(names[part.record], part.member, part.filler, part.mask_before) for part in parts]
+        for parts in batch.micro_batches
+    ]
+
+
 def _batch(step: Step, micro_batches: list[list[Part]], oldest_allowed: int | None) -> Batch:
     commits = step.commits
     used = sorted({part.record for parts in micro_batches for part in parts})

@@ -4,7 +4,7 @@ In: the generator's news and the trainer's steps. Out: assignments, steps, ring 
 Invariant: the books, the ring's table and the version agree after each call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fa_rollout.config import Config
@@ -14,6 +14,9 @@ from fa_rollout.hub.meter import Meter
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, RunState, Settled, Settlement
+
+Note = Callable[..., None]
+"""Writes an event of this name with these values to the run's log."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +48,18 @@ class Step:
 class Flow:
     """Books, ring table and version of a run."""
 
-    def __init__(self, config: Config, stream: Source, table: RingTable, *, lineage: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        stream: Source,
+        table: RingTable,
+        *,
+        lineage: str,
+        note: Note = lambda event, **values: None,
+    ) -> None:
+        """`note`: takes what happens to groups here and nowhere else."""
         rollout = config.rollout
+        self._note = note
         groups_per_version = rollout.groups_per_step * rollout.update_interval
         self.config = config
         self.books = Books(stream)
@@ -102,10 +115,13 @@ class Flow:
 
     # --- the generator's news ---------------------------------------------------------------------
 
-    def commit(self, message: Commit) -> str | None:
-        """Take a record in; returns a warning when it was refused.
+    def commit(self, message: Commit) -> bool:
+        """Take a record in; False when nobody waits for it any more.
 
         The receipt of the message is the commit: from here on the record outlives the generator.
+
+        Raises:
+            DescriptorRefused: the descriptor cannot be right; the group starts again.
         """
         descriptor = Descriptor(
             incarnation=message.incarnation,
@@ -115,27 +131,29 @@ class Flow:
         )
         try:
             self.table.admit(descriptor, message.lowest_open)
-        except DescriptorRefused as error:
+        except DescriptorRefused:
             self.meter.num_refused += 1
             self.books.settle(message.group, message.attempt, Settlement.RETURNED)
-            return f"a record of group {message.group} was refused, the group starts again: {error}"
+            raise
         if not self.books.commit(message):
             self.table.discard(message.sequence)
-            return None
+            return False
         self.meter.committed(message.length)
-        return None
+        return True
 
-    def settle(self, message: Settled) -> None:
-        """A group ended without a record.
+    def settle(self, message: Settled) -> bool:
+        """A group ended without a record; False when nobody waits for it any more.
 
         Raises:
             TooManyFailures: the configured rate of failures was passed.
         """
         if not self.books.settle(message.group, message.attempt, message.outcome):
-            return
-        if message.outcome is not Settlement.FAILED:
-            return
-        self.meter.failed(self.config.rollout.max_failure_rate, f"group {message.group}: {message.reason}")
+            return False
+        if message.outcome is Settlement.FAILED:
+            self.meter.failed(
+                self.config.rollout.max_failure_rate, f"group {message.group}: {message.reason}"
+            )
+        return True
 
     def generator_died(self) -> list[Group]:
         """Requeue what the generator held."""
@@ -201,7 +219,14 @@ class Flow:
             group = self.books.groups[name]
             assert group.commit is not None
             self.table.discard(group.commit.sequence)
-            if self._starts_again(group):
+            starts_again = self._starts_again(group)
+            self._note(
+                Settlement.RETURNED if starts_again else Settlement.DROPPED,
+                group=name,
+                attempt=group.attempt,
+                reason=f"oldest token of version {group.commit.oldest_version}",
+            )
+            if starts_again:
                 self.books.requeue(group)
             else:
                 self.meter.dropped_tokens += sum(group.commit.response_lens)

@@ -6,11 +6,12 @@ In: messages of one life of the generator. Out: changes of the books.
 from collections.abc import Callable
 
 from fa_rollout.data.order import epoch_order
-from fa_rollout.hub.books import Stream
+from fa_rollout.hub.books import Source, Stream
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.meter import TooManyFailures
+from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
 
 
@@ -46,6 +47,10 @@ class GeneratorDesk:
                 self._core.updates.paused()
             case m.UpdateFailed():
                 self._core.updates.failed(message.text)
+            case m.Evaluated():
+                self._core.evaluations.evaluated(message)
+            case m.EvaluationEnded():
+                self._core.evaluations.ended(message)
             case m.Ping() | m.Pong():
                 pass
             case _:
@@ -57,29 +62,34 @@ class GeneratorDesk:
             case m.Commit():
                 if self._launcher is not None:
                     message = self._launcher.committed(message)
-                warning = flow.commit(message)
-                self._core.log.write(
-                    "committed", group=message.group, attempt=message.attempt, sequence=message.sequence
-                )
-                if warning:
-                    self._core.warn(warning)
+                self._commit(message, flow)
             case m.Dispatched():
                 flow.books.dispatched(message.groups, message.version)
                 self._core.log.write("dispatched", groups=message.groups, version=message.version)
             case m.Settled():
-                self._core.log.write(
-                    message.outcome, group=message.group, attempt=message.attempt, reason=message.reason
-                )
-                if self._launcher is not None:
-                    self._launcher.settled(message)
-                try:
-                    flow.settle(message)
-                except TooManyFailures as error:
-                    self._core.give_up("GeneratorFailed", str(error))
+                self._settle(message, flow)
             case m.WeightsPublished():
                 if self._core.updates.published(message, flow):
                     self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
                     self._drop_hopeless(flow)
+
+    def _commit(self, message: m.Commit, flow: Flow) -> None:
+        event = "refused"
+        try:
+            event = "committed" if flow.commit(message) else "unwanted"
+        except DescriptorRefused as error:
+            self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
+        self._core.log.write(event, group=message.group, attempt=message.attempt, sequence=message.sequence)
+
+    def _settle(self, message: m.Settled, flow: Flow) -> None:
+        if self._launcher is not None:
+            self._launcher.settled(message)
+        event: str = message.outcome
+        try:
+            event = message.outcome if flow.settle(message) else "unwanted"
+        except TooManyFailures as error:
+            self._core.give_up("GeneratorFailed", str(error))
+        self._core.log.write(event, group=message.group, attempt=message.attempt, reason=message.reason)
 
     def gone(self, how: str, *, will_restart: bool) -> None:
         """The generator's life ended; all that it sent was handled before."""
@@ -87,6 +97,7 @@ class GeneratorDesk:
         self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
         self._core.pulse = None
         self._core.generator_is_up = False
+        self._core.evaluations.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
         else:
@@ -117,20 +128,25 @@ class GeneratorDesk:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
         self._core.generator_is_up = True
+        self._core.evaluations.generator_is_up()
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 
     def _new_flow(self, num_prompts: int) -> Flow:
         self._num_prompts = num_prompts
         if self._fed is not None:
-            return Flow(self._core.config, self._fed, self._core.table, lineage=self._core.lineage)
+            return self._flow(self._fed)
         data = self._core.config.data
         stream = Stream(
             num_prompts=num_prompts,
             epochs=data.epochs,
             order=lambda epoch: epoch_order(num_prompts, epoch, seed=data.seed, shuffle=data.shuffle),
         )
-        return Flow(self._core.config, stream, self._core.table, lineage=self._core.lineage)
+        return self._flow(stream)
+
+    def _flow(self, source: Source) -> Flow:
+        core = self._core
+        return Flow(core.config, source, core.table, lineage=core.lineage, note=core.log.write)
 
     def _drop_hopeless(self, flow: Flow) -> None:
         """Under `drop`, work that passed the bound while it runs is stopped at once."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from fa_rollout.config import Config
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
+from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
@@ -61,10 +62,12 @@ class Hub:
                 to_rank=outbox.to_rank,
                 to_generator=outbox.to_generator,
             ),
-            steps=Steps(config, world, outbox.to_rank),
+            evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
+            steps=Steps(config, world, outbox.to_rank, log.write),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
         )
+        log.write("began", run=run, lineage=self.core.lineage)
         self.ranks = RankDesk(self.core)
         self._fed = fed
         self.launcher = None if fed is None else LauncherDesk(self.core, fed)
@@ -95,6 +98,7 @@ class Hub:
     def stop(self, reason: str) -> None:
         """Begin no step and start no group any more; ranks end their step, and then hear why."""
         self.core.stop_reason = reason
+        self.core.evaluations.stop(reason)
 
     def _issue(self, flow: Flow) -> None:
         """Start what the window allows; a hand-over opens it further."""
@@ -128,7 +132,7 @@ class Hub:
                     core.refuse_waiting("Stalled", starved)
                 return
             if outcome is not None:
-                core.log.write("handed", step=outcome.step, version=outcome.version, attach=rank.number)
+                core.log.write("handed", step=outcome.step, rank=rank.hello.dp_rank, peer=rank.hello.peer)
 
     def _refuse_crossed(self) -> None:
         """Ranks in different calls would wait for one another for ever."""

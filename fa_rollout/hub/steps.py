@@ -12,8 +12,8 @@ import msgspec
 
 from fa_rollout.config import Config
 from fa_rollout.hub.composition import Wait
-from fa_rollout.hub.delivery import cut
-from fa_rollout.hub.flow import Flow, Step
+from fa_rollout.hub.delivery import assignment, cut
+from fa_rollout.hub.flow import Flow, Note, Step
 from fa_rollout.hub.world import Attachment, Key, World
 from shm.ring import RingTable
 from trainer_hook.errors import UnsplittableBatch
@@ -34,7 +34,10 @@ class _Open:
 class Steps:
     """The open steps of a world; at most two, since a rank may be one ahead of the slowest."""
 
-    def __init__(self, config: Config, world: World, to_rank: Callable[[Attachment, Message], None]) -> None:
+    def __init__(
+        self, config: Config, world: World, to_rank: Callable[[Attachment, Message], None], note: Note
+    ) -> None:
+        self._note = note
         self._config = config
         self._world = world
         self._to_rank = to_rank
@@ -120,6 +123,13 @@ class Steps:
                 self._refuse(rank, str(error), "UnsplittableBatch")
             return None
         opened = self._open[step.step] = _Open(step=step, batches=batches)
+        self._note(
+            "composed",
+            step=step.step,
+            version=step.version,
+            groups=step.names,
+            ranks=[assignment(step, batch) for batch in batches],
+        )
         for member in self._world.members.values():
             for handout in batches[member.hello.dp_rank].records:
                 table.lease(handout.sequence, member.number)

@@ -135,8 +135,8 @@ class Updates:
             return False
         flow.published(message.version)
         old, self.weights = self.weights, self._path
-        if old is not None and old != self.weights:
-            shutil.rmtree(old, ignore_errors=True)
+        if old is not None and old != self.weights and Path(old).parent == self._directory:
+            shutil.rmtree(old, ignore_errors=True)  # a folder of the trainer's own is not ours to remove
         self._end(
             lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s)
         )

@@ -166,8 +166,8 @@ class _Run:
                 Settled(group=name, attempt=assignment.attempt, outcome=Settlement.FILTERED, reason="filter")
             )
         else:
-            refusal = self.flow.commit(self.record(assignment, oldest))
-            assert refusal is None, refusal
+            is_taken = self.flow.commit(self.record(assignment, oldest))
+            assert is_taken
         self.issue()
         self.wake()
 

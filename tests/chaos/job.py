@@ -1,0 +1,217 @@
+"""A job that must be trained to its end, through as many launches as that takes.
+
+In: a folder. Out: engines on fixed ports that are started again whenever they die, and launches of the whole
+system below them. Nothing here kills anything; see `storm`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.engines.tiny_model import write_tiny_model
+
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "
+VOCAB_SIZE = 3 + len(CHARACTERS)
+NUM_PROMPTS = 23
+GROUPS_PER_STEP = 4
+SAMPLES_PER_GROUP = 2
+STALENESS = 2
+MAX_NEW_TOKENS = 192
+HEARTBEAT_S = 2.0
+GRACE_S = 3.0
+
+_CONFIG = """\
+[data]
+path = {prompts}
+seed = {seed}
+[rollout]
+num_steps = {num_steps}
+groups_per_step = {groups_per_step}
+samples_per_group = {samples_per_group}
+staleness = {staleness}
+[sampling]
+max_new_tokens = {max_new_tokens}
+[reward]
+function = "tests.chaos.user_code:reward"
+num_workers = 2
+[engine]
+urls = {urls}
+tokenizer = {model}
+request_timeout_s = 20
+[ring]
+bytes = "256KiB"
+poison = true
+checksum_payload = true
+[trainer]
+num_ranks = 2
+max_tokens_per_micro_batch = 512
+stall_s = 60
+[run]
+output_dir = {folder}
+grace_s = {grace_s}
+heartbeat_s = {heartbeat_s}
+generator_restarts = 100
+"""
+
+
+class Job:
+    """Files and engines of one job."""
+
+    def __init__(self, folder: Path, *, num_steps: int, seed: int, num_engines: int = 2) -> None:
+        self.folder, self.num_steps, self.seed = folder, num_steps, seed
+        for name in ("steps", "tmp"):
+            (folder / name).mkdir(parents=True)
+        write_tiny_model(folder / "model", characters=CHARACTERS)
+        self.prompts = [f"prompt {index} of job {seed}" for index in range(NUM_PROMPTS)]
+        rows = [json.dumps({"prompt": text, "label": str(row)}) for row, text in enumerate(self.prompts)]
+        (folder / "prompts.jsonl").write_text("\n".join(rows))
+        self._script = Script(
+            vocab_size=VOCAB_SIZE,
+            lengths=Lengths(kind="lognormal", tokens=30, sigma=0.9, low=1, high=MAX_NEW_TOKENS, seed=seed),
+            tokens_per_s=300.0,
+            update_s=0.02,
+        )
+        self.engines: list[ScriptedEngine] = []
+        try:
+            self.engines += [ScriptedEngine.start(self._script) for _ in range(num_engines)]
+        except BaseException:
+            self.close()
+            raise
+        self._write_config()
+
+    def _write_config(self) -> None:
+        text = _CONFIG.format(
+            prompts=json.dumps(str(self.folder / "prompts.jsonl")),
+            seed=self.seed,
+            num_steps=self.num_steps,
+            groups_per_step=GROUPS_PER_STEP,
+            samples_per_group=SAMPLES_PER_GROUP,
+            staleness=STALENESS,
+            max_new_tokens=MAX_NEW_TOKENS,
+            urls=json.dumps([engine.url for engine in self.engines]),
+            model=json.dumps(str(self.folder / "model")),
+            folder=json.dumps(str(self.folder)),
+            grace_s=GRACE_S,
+            heartbeat_s=HEARTBEAT_S,
+        )
+        (self.folder / "run.toml").write_text(text)
+
+    def revive_engines(self) -> None:
+        """Start each dead engine again, on its port."""
+        for place, engine in enumerate(self.engines):
+            if engine.process.poll() is not None:
+                port = int(engine.url.rsplit(":", 1)[1])
+                engine.stop()
+                self.engines[place] = ScriptedEngine.start(self._script, port=port)
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        path = self.folder / "checkpoint.json"
+        loaded: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        return loaded
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the checkpoint covers the last step."""
+        saved = self.checkpoint()
+        return saved is not None and saved["state"]["step"] == self.num_steps
+
+    def close(self) -> None:
+        for engine in self.engines:
+            if engine.process.poll() is None:
+                engine.process.kill()
+            engine.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+PARTS = {
+    "generator": "fa_rollout.generator",
+    "hub": "fa_rollout.hub",
+    "reward worker": "fa_rollout.rewards.worker",
+    "rank": "tests.chaos.trainer",
+    "agent": "tests.chaos.trainer",
+}
+"""A word of each part's command line."""
+
+
+class Launch:
+    """One launcher and all below it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._log = (job.folder / "launches.log").open("ab")
+        command = [sys.executable, "-m", "fa_rollout.cli", "run", str(job.folder / "run.toml")]
+        self.process = subprocess.Popen(
+            [*command, "--", sys.executable, "-m", "tests.chaos.trainer", str(job.folder)],
+            stdout=self._log,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(job.folder / "tmp"), "XDG_RUNTIME_DIR": ""},
+            start_new_session=True,
+        )
+        self.seen: dict[int, psutil.Process] = {}
+
+    def look(self) -> None:
+        """Remember who is below the launcher now, and below those who were."""
+        roots = [*self.seen.values()]
+        try:
+            roots.append(psutil.Process(self.process.pid))
+        except psutil.NoSuchProcess:
+            pass
+        for root in roots:
+            try:
+                for process in root.children(recursive=True):
+                    self.seen.setdefault(process.pid, process)
+            except psutil.NoSuchProcess:
+                continue
+
+    def find(self, part: str) -> list[psutil.Process]:
+        """The processes of a part that live now."""
+        self.look()
+        return [process for process in self.seen.values() if _is(part, process)]
+
+    def left(self) -> list[str]:
+        """What still lives of all that was ever seen, in words."""
+        self.look()
+        return [
+            f"{process.pid} {' '.join(process.cmdline())[-120:]}"
+            for process in self.seen.values()
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def destroy(self) -> None:
+        """End all that is left, after a failure."""
+        self.look()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for process in self.seen.values():
+            if process.is_running():
+                process.kill()
+        self._log.close()
+
+
+def _is(part: str, process: psutil.Process) -> bool:
+    try:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    if PARTS[part] not in words:
+        return False
+    is_agent = words.index(PARTS[part]) == len(words) - 2
+    return part not in ("rank", "agent") or is_agent == (part == "agent")
