@@ -7,11 +7,13 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
+from fa_rollout.quantities import Bytes, QuantityError, Seconds, with_plain_quantities
 from shm.errors import FaRolloutError
+from trainer_hook.record import COLUMNS, ExtraColumn
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -20,16 +22,6 @@ Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 class ConfigError(FaRolloutError, ValueError):
     """A configuration that cannot be run; the text names the key, the value and the way out."""
-
-
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_TIMES = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600}
-
-Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"units": _SIZES, "example": "64MiB"})]
-"""A size in bytes; in TOML a number or text such as `"64MiB"`."""
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, extra={"units": _TIMES, "example": "30s"})]
-"""A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +97,7 @@ class Reward(_Section):
     """How completions are scored."""
 
     function: str
-    """Dotted path `package.module.function` or `package.module:function`, plain or async, or a server's URL."""
+    """Dotted path `package.module.function` or `package.module:function`, plain or async, or a URL."""
     group: bool = False
     """The function takes the list of a group's samples and returns a list."""
     key: str | None = None
@@ -130,9 +122,38 @@ class Engine(_Section):
     """CPU threads of the embedded engine."""
     max_concurrent_samples: Positive = 256
     """Per engine."""
+    balance: Literal["least_loaded", "round_robin", "group", "sample"] = "least_loaded"
+    """Which engine gets a request; group, sample: all requests of one go to one engine, and share its prefix
+    cache (behind a router: by its routing header)."""
+    cache_per_version: bool = False
+    """Engines keep a prefix cache of its own for each weight version, and reuse nothing across an update."""
     request_timeout_s: Seconds = 600.0
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
     """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""
+
+
+class Evaluation(_Section):
+    """What `hook.evaluate` does where its call does not say; never part of training."""
+
+    path: str | None = None
+    """Prompts of an evaluation that names none; read by the keys of `[data]`."""
+    datasets: dict[str, str] = {}
+    """Further such files by name, for `hook.evaluate("name")`."""
+    samples_per_prompt: Positive = 1
+    max_concurrent_samples: Positive = 32
+    """Over all engines, beside training's own."""
+    sampling: dict[str, Any] = {}
+    """Keys of `[sampling]` that differ, such as `temperature`."""
+
+
+class Record(_Section):
+    """What records hold beyond tokens, log-probabilities, masks, versions and rewards."""
+
+    columns: list[ExtraColumn] = []
+    """Each a table of `name`, `dtype` (`"float32"`), `per` and the `shape` of one row. `per` is `"token"`,
+    `"response_token"`, `"input_token"` (all but a sample's last), `"sample"` or `"item"` (any number).
+    `token_rewards` is filled by the reward function, `routed_experts` by the engines, any other by
+    `sample.extras` in a custom generate function."""
 
 
 class Ring(_Section):
@@ -180,6 +201,8 @@ class Config(_Section):
     reward: Reward
     sampling: Sampling = Sampling()
     engine: Engine = Engine()
+    evaluation: Evaluation = Evaluation()
+    record: Record = Record()
     ring: Ring = Ring()
     trainer: Trainer = Trainer()
     run: Run = Run()
@@ -197,7 +220,32 @@ def from_dict(tree: dict[str, Any]) -> Config:
         raise ConfigError(_explain(str(error), tree)) from None
     if not config.engine.urls and config.engine.model is None:
         raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
+    _check_columns(config.record.columns)
+    sampling_with(config.sampling, config.evaluation.sampling)
     return config
+
+
+def sampling_with(sampling: Sampling, changes: dict[str, Any]) -> Sampling:
+    """The same sampling with some keys changed.
+
+    Raises:
+        ConfigError: a key is unknown, or a value breaks a rule.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(sampling) | changes, Sampling)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"sampling keys of an evaluation must be those of [sampling]: {error}") from None
+
+
+def _check_columns(columns: list[ExtraColumn]) -> None:
+    taken = {column.name for column in COLUMNS}
+    for column in columns:
+        if column.name in taken or column.name.startswith("cu_"):
+            raise ConfigError(
+                f"record.columns must name each column once, and none like those of every record, found "
+                f"{column.name!r}"
+            )
+        taken.add(column.name)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -221,39 +269,21 @@ def load(path: str | Path) -> Config:
 
 
 def _with_plain_quantities(tree: dict[str, Any]) -> dict[str, Any]:
-    """The same tables with sizes and times that were written as text turned into numbers."""
+    """The same tables with sizes and times that were written as text turned into numbers.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
     sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
-    plain = dict(tree)
-    for name in sections.keys() & tree.keys():
-        if isinstance(tree[name], dict):
-            hints = get_type_hints(sections[name], include_extras=True)
-            plain[name] = {
-                key: _plain(f"{name}.{key}", hints[key], value) if key in hints else value
-                for key, value in tree[name].items()
-            }
-    return plain
-
-
-def _plain(key: str, hint: Any, value: Any) -> Any:
-    quantity = _quantity(hint)
-    if quantity is None or not isinstance(value, str):
-        return value
-    units = quantity["units"]
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].lower() not in units:
-        raise ConfigError(f'{key} must be a number or text such as "{quantity["example"]}", found {value!r}')
-    number = float(match[1]) * units[match[2].lower()]
-    return int(number) if units is _SIZES else number
-
-
-def _quantity(hint: Any) -> dict[str, Any] | None:
-    """Units of a type that was declared as `Bytes` or `Seconds`, also inside a union."""
-    for part in get_args(hint):
-        if isinstance(part, msgspec.Meta) and part.extra and "units" in part.extra:
-            return part.extra
-        if inner := _quantity(part):
-            return inner
-    return None
+    try:
+        return {
+            name: with_plain_quantities(sections[name], value, name)
+            if name in sections and isinstance(value, dict)
+            else value
+            for name, value in tree.items()
+        }
+    except QuantityError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _explain(text: str, tree: dict[str, Any]) -> str:
@@ -261,7 +291,8 @@ def _explain(text: str, tree: dict[str, Any]) -> str:
     if not unknown:
         return text.replace("$.", "")
     name, section = unknown[1], unknown[2] or ""
-    kind = Config if not section else {f.name: f.type for f in msgspec.structs.fields(Config)}[section]
+    sections: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(Config)}
+    kind = sections.get(section, ExtraColumn if section else Config)
     near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
     where = f"section [{section}]" if section else "the top level"
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(kind.__struct_fields__)}"

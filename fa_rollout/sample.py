@@ -57,3 +57,5 @@ class Sample:
     finish_reason: FinishReason | None = None
     reward: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Further arrays by name; those that `record.columns` names travel to the trainer."""

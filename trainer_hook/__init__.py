@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shm.errors import AttachTimeout, DescriptorRefused, FaRolloutError, HandshakeRefused
 from trainer_hook.errors import (
     EndOfData,
+    EvaluationFailed,
     GeneratorFailed,
     HookError,
     HookStateError,
@@ -28,6 +29,8 @@ from trainer_hook.errors import (
 
 if TYPE_CHECKING:
     from trainer_hook.batch import Batch, MicroBatch
+    from trainer_hook.evaluating import PendingEvaluation
+    from trainer_hook.evaluation import EvaluatedPrompt, EvaluatedSample, Evaluation
     from trainer_hook.hook import TrainerHook
     from trainer_hook.record import UNKNOWN_VERSION
     from trainer_hook.sample import Sample, SampleArrays, VersionSpan
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "Batch": "trainer_hook.batch",
+    "EvaluatedPrompt": "trainer_hook.evaluation",
+    "EvaluatedSample": "trainer_hook.evaluation",
+    "Evaluation": "trainer_hook.evaluation",
     "MicroBatch": "trainer_hook.batch",
     "TrainerHook": "trainer_hook.hook",
     "UNKNOWN_VERSION": "trainer_hook.record",
@@ -43,6 +49,7 @@ _HOME_OF = {
     "SampleArrays": "trainer_hook.sample",
     "VersionSpan": "trainer_hook.sample",
     "HookStatistics": "trainer_hook.statistics",
+    "PendingEvaluation": "trainer_hook.evaluating",
     "RunShape": "trainer_hook.statistics",
     "WeightUpdate": "trainer_hook.update",
 }
@@ -53,6 +60,10 @@ __all__ = [
     "Batch",
     "DescriptorRefused",
     "EndOfData",
+    "EvaluatedPrompt",
+    "EvaluatedSample",
+    "Evaluation",
+    "EvaluationFailed",
     "FaRolloutError",
     "GeneratorFailed",
     "HandshakeRefused",
@@ -62,6 +73,7 @@ __all__ = [
     "HubLost",
     "MicroBatch",
     "PeerLost",
+    "PendingEvaluation",
     "PublishFailed",
     "RunShape",
     "Sample",

@@ -101,6 +101,11 @@ class MicroBatch:
         """[n] int64"""
         return as_tensor(self.arrays.group_reward_count)
 
+    def extra(self, name: str) -> "torch.Tensor":
+        """An extra column (`record.columns`): [T, ...] where tokens have rows, 0 for those without; [n, ...]
+        where each sample has one value; all rows in order where samples have any number of them."""
+        return as_tensor(self.arrays.extra(name))
+
     def advantages(self, eps: float = 1e-6) -> "torch.Tensor":
         """[n] float32: (reward - group mean) / (group std + eps), as GRPO has it, arXiv 2402.03300."""
         return (self.rewards - self.group_reward_mean) / (self.group_reward_std + eps)

@@ -43,5 +43,9 @@ class WeightUpdateFailed(HookError, RuntimeError):
     """The engines did not take the new weights; they go on with the version that they had."""
 
 
+class EvaluationFailed(HookError, ValueError):
+    """An evaluation whose data set or settings cannot be used, or that the run's end cut short."""
+
+
 class PublishFailed(HookError, OSError):
     """Weights that could not be written for the engines; they keep the version they have."""

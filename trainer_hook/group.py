@@ -20,7 +20,7 @@ from shm.reader import Record, RingReader
 from shm.words import Descriptor
 from trainer_hook.errors import StaleView
 from trainer_hook.messages import Handout
-from trainer_hook.record import COLUMNS, RecordHead
+from trainer_hook.record import COLUMNS, Column, RecordHead
 
 _HEAD = msgspec.msgpack.Decoder(RecordHead)
 
@@ -34,31 +34,34 @@ class Group:
         "_memory",
         "_record",
         "ends",
+        "extra",
         "head",
         "response_ends",
         "rewards",
         "spans",
     )
 
-    def __init__(self, record: Record, *, keep: bool = False) -> None:
-        """Decode a record. `keep`: its columns are copies, which outlive the batch.
+    def __init__(self, record: Record, *, columns: Sequence[Column] = COLUMNS, keep: bool = False) -> None:
+        """Decode a record that holds `columns`. `keep`: they are copies, which outlive the batch.
 
         Raises:
             DescriptorRefused: head or columns are not what the schema says.
         """
         self.head = _decode_head(record)
-        columns = dict(zip((column.name for column in COLUMNS), record.arrays, strict=False))
-        _check(self.head, columns, record.sequence)
+        arrays = dict(zip((column.name for column in columns), record.arrays, strict=False))
+        _check(self.head, columns, arrays, record.sequence)
         self._record = record
+        self.extra = {c.name: c.axis for c in columns[len(COLUMNS) :] if c.axis != "N+1"}
+        """Extra columns, and what their first axis counts."""
         base = record.arrays[0].base
         assert isinstance(base, np.ndarray)
         self._memory = weakref.ref(base)
-        self._columns: dict[str, npt.NDArray[Any]] | None = columns
+        self._columns: dict[str, npt.NDArray[Any]] | None = arrays
         self._keep = keep
-        self.ends: list[int] = columns["cu_seqlens"].tolist()
-        self.response_ends: list[int] = columns["cu_responses"].tolist()
-        self.rewards: list[float] = columns["rewards"].tolist()
-        self.spans = _spans(columns)
+        self.ends: list[int] = arrays["cu_seqlens"].tolist()
+        self.response_ends: list[int] = arrays["cu_responses"].tolist()
+        self.rewards: list[float] = arrays["rewards"].tolist()
+        self.spans = _spans(arrays)
 
     @property
     def sequence(self) -> int:
@@ -73,6 +76,21 @@ class Group:
                 "tensors that you took inside, or take the batch with next_batch(copy=True)"
             )
         return self._columns
+
+    def extra_of(self, name: str, index: int) -> npt.NDArray[Any]:
+        """One sample's rows of an extra column; where samples have one value each, that value."""
+        column, axis = self.columns[name], self.extra[name]
+        match axis:
+            case "N":
+                return column[index : index + 1].reshape(column.shape[1:])
+            case "T":
+                return column[self.ends[index] : self.ends[index + 1]]
+            case "T-N":
+                return column[self.ends[index] - index : self.ends[index + 1] - index - 1]
+            case "R":
+                return column[self.response_ends[index] : self.response_ends[index + 1]]
+        start, end = self.columns[f"cu_{name}"][index : index + 2]
+        return column[start:end]
 
     @property
     def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]] | None":
@@ -90,7 +108,9 @@ class Group:
         self._record.close()
 
 
-def open_groups(reader: RingReader, handouts: Sequence[Handout], *, copy: bool) -> list[Group]:
+def open_groups(
+    reader: RingReader, handouts: Sequence[Handout], *, columns: Sequence[Column] = COLUMNS, copy: bool
+) -> list[Group]:
     """Verify and map the records of a batch.
 
     Raises:
@@ -105,7 +125,7 @@ def open_groups(reader: RingReader, handouts: Sequence[Handout], *, copy: bool) 
                 position=handout.position,
                 length=handout.length,
             )
-            groups.append(Group(reader.open(descriptor, copy=copy), keep=copy))
+            groups.append(Group(reader.open(descriptor, copy=copy), columns=columns, keep=copy))
     except BaseException:
         for group in groups:
             group.close()
@@ -123,29 +143,37 @@ def _decode_head(record: Record) -> RecordHead:
         ) from error
 
 
-def _check(head: RecordHead, columns: dict[str, npt.NDArray[Any]], sequence: int) -> None:
-    num_samples = len(head.members)
-    lengths = {name: len(column) for name, column in columns.items()}
-    expected = {
-        "cu_seqlens": num_samples + 1,
-        "cu_responses": num_samples + 1,
-        "cu_spans": num_samples + 1,
-        "rewards": num_samples,
+def _check(
+    head: RecordHead, columns: Sequence[Column], arrays: dict[str, npt.NDArray[Any]], sequence: int
+) -> None:
+    if len(arrays) == len(columns) and _agree(len(head.members), columns, arrays):
+        return
+    shapes = {name: array.shape for name, array in arrays.items()}
+    raise DescriptorRefused(
+        f"a record's columns must agree on samples, tokens and responses; record {sequence} has "
+        f"{len(head.members)} samples and columns of {shapes}"
+    )
+
+
+def _agree(num_samples: int, columns: Sequence[Column], arrays: dict[str, npt.NDArray[Any]]) -> bool:
+    def last(name: str) -> int:
+        offsets = arrays[name]
+        return int(offsets[-1]) if len(offsets) == num_samples + 1 else -1
+
+    num_tokens = last("cu_seqlens")
+    lengths = {
+        "N": num_samples,
+        "N+1": num_samples + 1,
+        "T": num_tokens,
+        "T-N": num_tokens - num_samples,
+        "R": last("cu_responses"),
+        "S": last("cu_spans"),
     }
-    agree = len(columns) == len(COLUMNS) and all(lengths[name] == length for name, length in expected.items())
-    if agree:
-        num_responses = int(columns["cu_responses"][-1])
-        num_spans = int(columns["cu_spans"][-1])
-        agree = (
-            lengths["tokens"] == int(columns["cu_seqlens"][-1])
-            and lengths["logprobs"] == lengths["loss_mask"] == num_responses
-            and lengths["span_versions"] == lengths["span_ends"] == num_spans
-        )
-    if not agree:
-        raise DescriptorRefused(
-            f"a record's columns must agree on samples, tokens and responses; record {sequence} has "
-            f"{num_samples} samples and columns of {lengths}"
-        )
+    return all(
+        arrays[column.name].shape
+        == (last(f"cu_{column.name}") if column.axis == "X" else lengths[column.axis], *column.shape)
+        for column in columns
+    )
 
 
 def _spans(columns: dict[str, npt.NDArray[Any]]) -> list[list[tuple[int, int]]]:

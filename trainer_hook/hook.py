@@ -5,12 +5,14 @@
 | `attach` | hub and handshake | `timeout_s` |
 | `next_batch` | all ranks to ask, the generator to fill a step | the run's `trainer.stall_s` |
 | `update_weights` | all ranks to enter, the engines to load | the same, for each of the two |
+| `evaluate` | all its prompts | `trainer.stall_s` from one prompt's end to the next |
 | any other | the hub's answer | 30 s |
 
 Invariants: no thread of its own and no wait without a deadline; calls from several threads take turns; a
 forked child's hook does nothing and gives nothing back, since the records are its parent's.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -20,6 +22,8 @@ from trainer_hook import messages as m
 from trainer_hook.attach import Attached, attach
 from trainer_hook.batch import Batch
 from trainer_hook.block import Block
+from trainer_hook.evaluating import PendingEvaluation
+from trainer_hook.evaluation import Evaluation, Prompt, order_of
 from trainer_hook.process import close_at_exit, name_crashes
 from trainer_hook.session import Session
 from trainer_hook.statistics import HookStatistics, RunShape
@@ -181,13 +185,58 @@ class TrainerHook:
 
     # --- control ----------------------------------------------------------------------------------
 
-    def abort(self, *, group: int | None = None, older_than: int | None = None) -> int:
-        """Abort the running requests of one group, of groups begun before a version, or of all.
+    def abort(
+        self, *, group: int | None = None, member: int | None = None, older_than: int | None = None
+    ) -> int:
+        """Abort the running requests of one group, of one sample of it, of groups begun before a version, or
+        of all.
 
         What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
-        Returns how many groups it struck.
+        Evaluations are not struck. Returns how many groups it struck.
         """
-        return int(self._session.ask_value(m.Abort, group=group, older_than=older_than) or 0)
+        struck = self._session.ask_value(m.Abort, group=group, member=member, older_than=older_than)
+        return int(struck or 0)
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        source: str | Sequence[Prompt | dict[str, Any]] | None = None,
+        *,
+        samples_per_prompt: int | None = None,
+        sampling: dict[str, Any] | None = None,
+    ) -> Evaluation:
+        """Sample and score prompts with the engines' present weights, beside training; wait for all of it.
+
+        Call it on one rank. Nothing of it enters a batch, the counts of training or the data's cursor.
+
+        Args:
+            source: prompts (text, chat messages, or dicts of prompt, label and metadata); or the name of a
+                data set in `[evaluation]`, or a file's path; None: `evaluation.path`.
+            samples_per_prompt, sampling: in place of those of `[evaluation]`; of `sampling` those keys alone
+                that are given, such as `{"temperature": 0.0}`.
+
+        Raises:
+            EvaluationFailed: the data set or the sampling cannot be used. A prompt that fails is none.
+            Stalled: no prompt ended in `trainer.stall_s`.
+        """
+        pending = self.begin_evaluation(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
+        with pending:
+            return pending.result()
+
+    def begin_evaluation(
+        self,
+        source: str | Sequence[Prompt | dict[str, Any]] | None = None,
+        *,
+        samples_per_prompt: int | None = None,
+        sampling: dict[str, Any] | None = None,
+    ) -> PendingEvaluation:
+        """The same without waiting: train on, and call `is_ready` and `result` when it suits.
+
+        A weight update meanwhile makes it one of mixed versions, and says so (`Evaluation.is_mixed`).
+        """
+        order = order_of(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
+        return PendingEvaluation(self._session, order)
 
     def pause(self) -> None:
         """Start no further groups; running ones finish, and what is finished can still be trained."""

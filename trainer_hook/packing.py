@@ -8,6 +8,7 @@ compared with `logprobs[t]` is the model's output at t - 1.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,26 @@ class PackedArrays:
     def group_reward_count(self) -> npt.NDArray[np.int64]:
         """[n]"""
         return np.array([sample.group_reward_count for sample in self._samples], np.int64)
+
+    def extra(self, name: str) -> npt.NDArray[Any]:
+        """An extra column of all samples.
+
+        [T, ...] where it has rows for tokens, 0 where a token has none (a prompt's, or a sample's last);
+        [n, ...] where samples have one value each; [items, ...] where they have any number.
+        """
+        parts = [sample.arrays.extras[name] for sample in self._samples]
+        starts = self.cu_seqlens[:-1]
+        match self._samples[0].extra_axis(name):
+            case "N":
+                return np.stack(parts)
+            case "X":
+                return np.concatenate(parts)
+            case "R":
+                starts = self.cu_seqlens[1:] - np.array([len(part) for part in parts], np.int32)
+        out = np.zeros((self.cu_seqlens[-1], *parts[0].shape[1:]), parts[0].dtype)
+        for start, part in zip(starts.tolist(), parts, strict=True):
+            out[start : start + len(part)] = part
+        return out
 
     @cached_property
     def num_loss_tokens(self) -> int:

@@ -8,8 +8,9 @@ S version spans of all samples.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,7 +26,10 @@ class Column:
     dtype: str
     """numpy dtype string, little endian."""
     axis: str
-    """What the first axis counts: `T`, `R`, `S`, `N`, or `N+1` for offsets."""
+    """What the first axis counts: `T`, `R`, `S`, `N`, or `N+1` for offsets; of extra columns also `T-N` (all
+    tokens but each sample's last) and `X` (as many as the last entry of `cu_<name>`)."""
+    shape: tuple[int, ...] = ()
+    """The other axes."""
 
 
 COLUMNS = (
@@ -40,6 +44,49 @@ COLUMNS = (
     Column(name="rewards", dtype="<f4", axis="N"),
 )
 """`span_ends[s]` counts response tokens from the start of its sample; spans are half open and cover it."""
+
+
+_AXIS_OF = {"token": "T", "input_token": "T-N", "response_token": "R", "sample": "N", "item": "X"}
+
+
+class ExtraColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A further array of every sample, which a run's configuration names."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z][A-Za-z0-9_]*$", max_length=64)]
+    dtype: Literal[
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ] = "float32"
+    per: Literal["token", "input_token", "response_token", "sample", "item"]
+    """What has a row: each token of prompt and response; each but a sample's last, which no model ran; each
+    response token; a sample as a whole; or any number of items a sample, none included."""
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(max_length=3)] = []
+    """Of one row."""
+
+
+def columns_of(extra: Sequence[ExtraColumn]) -> tuple[Column, ...]:
+    """All columns of a run's records, in order; those of items have their offsets in front."""
+    columns = list(COLUMNS)
+    for wanted in extra:
+        if wanted.per == "item":
+            columns.append(Column(name=f"cu_{wanted.name}", dtype="<i4", axis="N+1"))
+        columns.append(
+            Column(
+                name=wanted.name,
+                dtype=wanted.dtype,
+                axis=_AXIS_OF[wanted.per],
+                shape=tuple(wanted.shape),
+            )
+        )
+    return tuple(columns)
 
 
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +122,6 @@ def run_number(run: str) -> int:
 
 
 def schema_fingerprint(columns: tuple[Column, ...] = COLUMNS) -> int:
-    """64-bit fingerprint of a schema; equal for equal names, dtypes, axes and head fields, in order."""
-    text = repr([(c.name, c.dtype, c.axis) for c in columns]) + repr(RecordHead.__struct_fields__)
+    """64-bit fingerprint of a schema: of names, dtypes, axes, shapes and head fields, in order."""
+    text = repr([(c.name, c.dtype, c.axis, c.shape) for c in columns]) + repr(RecordHead.__struct_fields__)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

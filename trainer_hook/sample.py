@@ -36,6 +36,8 @@ class SampleArrays:
     """[r]"""
     loss_mask: npt.NDArray[np.uint8]
     """[r]"""
+    extras: dict[str, npt.NDArray[Any]]
+    """Extra columns by name, as `Sample.extras` has them."""
 
 
 class Sample:
@@ -70,6 +72,7 @@ class Sample:
             columns["tokens"][start:end],
             columns["logprobs"][first:last],
             self._masked(columns["loss_mask"][first:last]),
+            {name: self._group.extra_of(name, self._index) for name in self._group.extra},
         )
 
     def _masked(self, loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -100,6 +103,16 @@ class Sample:
     def loss_mask(self) -> "torch.Tensor":
         """[r] uint8: 1 where the token is trained on; all 0 for a filler, 0 where tokens are too stale."""
         return as_tensor(self.arrays.loss_mask)
+
+    @property
+    def extras(self) -> "dict[str, torch.Tensor]":
+        """The run's extra columns (`record.columns`) by name: a row per token, response token or item, or the
+        one value of the sample, such as `token_rewards` [r] or `routed_experts` [L - 1, layers, experts]."""
+        return {name: as_tensor(self._group.extra_of(name, self._index)) for name in self._group.extra}
+
+    def extra_axis(self, name: str) -> str:
+        """What the first axis of an extra column counts; see `trainer_hook.record.Column`."""
+        return self._group.extra[name]
 
     # --- lengths and outcome ----------------------------------------------------------------------
 

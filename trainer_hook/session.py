@@ -18,7 +18,7 @@ from trainer_hook.attach import Attached
 from trainer_hook.connection import Connection
 from trainer_hook.errors import HookStateError
 from trainer_hook.leases import Leases
-from trainer_hook.record import run_number, schema_fingerprint
+from trainer_hook.record import columns_of, run_number, schema_fingerprint
 
 log = logging.getLogger("trainer_hook")
 
@@ -38,7 +38,11 @@ class Session:
         welcome = attached.welcome
         self.name = attached.name
         self.connection = Connection(attached.channel)
-        self.reader = RingReader(attached.segment, run=run_number(welcome.run), schema=schema_fingerprint())
+        self.columns = columns_of(welcome.columns)
+        """Of this run's records."""
+        self.reader = RingReader(
+            attached.segment, run=run_number(welcome.run), schema=schema_fingerprint(self.columns)
+        )
         self.leases = Leases()
         self.wait_timeout_s = welcome.stall_s + STALL_MARGIN_S
         """For waits that the hub bounds by `stall_s`."""

@@ -87,7 +87,9 @@ class Stepping:
         """Map the batch, or give it back whole."""
         groups: list[Group] = []
         try:
-            groups = open_groups(self._session.reader, message.records, copy=copy)
+            groups = open_groups(
+                self._session.reader, message.records, columns=self._session.columns, copy=copy
+            )
             batch = Batch(message, groups, keep=copy)
         except BaseException:
             for group in groups:

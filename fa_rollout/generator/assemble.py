@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from fa_rollout.client.decode import POSITIVE_TOLERANCE
 from fa_rollout.generator.errors import SampleRefused
+from fa_rollout.generator.extras import extra_pieces
 from fa_rollout.sample import Sample
 from shm.ring import Descriptor, Field
 from trainer_hook.messages import Commit
-from trainer_hook.record import COLUMNS, RecordHead
+from trainer_hook.record import Column, ExtraColumn, RecordHead, columns_of
 
 _VECTORS = {"prompt_ids": "iu", "response_ids": "iu", "logprobs": "f", "loss_mask": "iub"}
 """Fields that must be one-dimensional arrays, and the dtype kinds that each may have."""
@@ -54,7 +55,7 @@ class GroupRecord:
 
     head: bytes
     columns: tuple[Pieces, ...]
-    """In the order of `COLUMNS`; each is the concatenation of its pieces."""
+    """In the order of the schema; each is the concatenation of its pieces."""
     fields: tuple[Field, ...]
     samples: tuple[Sample, ...]
 
@@ -86,11 +87,16 @@ class GroupRecord:
 
 
 def build_record(
-    samples: Sequence[Sample], identity: Identity, rewards: Sequence[float], finished_s: float
+    samples: Sequence[Sample],
+    identity: Identity,
+    rewards: Sequence[float],
+    finished_s: float,
+    extra: Sequence[ExtraColumn] = (),
 ) -> GroupRecord:
     """Check every sample and lay the record out.
 
     Args:
+        extra: columns beyond those of every record; their arrays are in `sample.extras`.
         rewards: of the scored executions, for the group's statistics; fewer than samples after a fan-out.
 
     Raises:
@@ -100,13 +106,14 @@ def build_record(
         check_sample(sample)
     if not any(len(sample.response_ids) for sample in samples):
         raise SampleRefused("response_ids: a group must have at least one sampled token, found none")
-    columns = _columns(samples)
+    schema = columns_of(extra)
+    columns = _columns(samples, schema, extra)
     return GroupRecord(
         head=_encode(_head(samples, identity, rewards, finished_s), "metadata"),
         columns=columns,
         fields=tuple(
-            Field(dtype=np.dtype(column.dtype), shape=(sum(len(piece) for piece in pieces),))
-            for column, pieces in zip(COLUMNS, columns, strict=True)
+            Field(dtype=np.dtype(column.dtype), shape=(sum(len(piece) for piece in pieces), *column.shape))
+            for column, pieces in zip(schema, columns, strict=True)
         ),
         samples=tuple(samples),
     )
@@ -150,7 +157,9 @@ def _is_vector(array: object, kinds: str) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
 
 
-def _columns(samples: Sequence[Sample]) -> tuple[Pieces, ...]:
+def _columns(
+    samples: Sequence[Sample], schema: Sequence[Column], extra: Sequence[ExtraColumn]
+) -> tuple[Pieces, ...]:
     spans = [span for sample in samples for span in sample.version_spans]
     by_name: dict[str, Pieces] = {
         "tokens": [part for sample in samples for part in (sample.prompt_ids, sample.response_ids)],
@@ -162,9 +171,10 @@ def _columns(samples: Sequence[Sample]) -> tuple[Pieces, ...]:
         "span_ends": [np.array([span.end for span in spans], np.int32)],
         "cu_spans": [_offsets(len(sample.version_spans) for sample in samples)],
         "rewards": [np.array([sample.reward for sample in samples], np.float32)],
+        **extra_pieces(samples, extra),
     }
     return tuple(
-        [piece.astype(column.dtype, copy=False) for piece in by_name[column.name]] for column in COLUMNS
+        [piece.astype(column.dtype, copy=False) for piece in by_name[column.name]] for column in schema
     )
 
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.generator.errors import SampleRefused
+from fa_rollout.generator.extras import extended
 from fa_rollout.generator.requester import Requester, Ticket
 from fa_rollout.generator.sampling import Params
 from fa_rollout.generator.turn import Turn
@@ -60,6 +61,7 @@ def append_turn(sample: Sample, turn: Turn) -> None:
         ends = [(turn.version_spans[0].version, start)]
     ends += [(span.version, start + span.end) for span in turn.version_spans]
     sample.version_spans = list(merge_spans(ends))
+    sample.extras |= extended(sample.extras, turn.extras)
     sample.finish_reason = turn.finish_reason
 
 

@@ -98,10 +98,16 @@ class Dispatcher:
         self.gate.hold("stopping")
         self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
 
-    def request_ids(self, groups: Iterable[int]) -> set[str]:
-        """Ids of the requests that are under way for these groups."""
-        names = set(groups)
-        return {rid for job in self._running if job.assignment.group in names for rid in job.rids}
+    def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
+        """Ids of the requests under way for these groups (None: all), or for one sample of each."""
+        names = None if groups is None else set(groups)
+        return {
+            rid
+            for job in self._running
+            if names is None or job.assignment.group in names
+            for rid, whose in job.rids.items()
+            if member in (None, whose)
+        }
 
     async def emptied(self) -> None:
         """Return once no group is left."""

@@ -16,8 +16,11 @@ import asyncio
 import logging
 from dataclasses import asdict
 
+from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
 from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.evaluator import Evaluator
+from fa_rollout.generator.execution import Executor
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.hub_link import HubLink
@@ -31,7 +34,7 @@ from fa_rollout.generator.updates import EngineUpdates, pause_mode
 from fa_rollout.generator.versions import VersionBook
 from shm.ring import RingWriter
 from trainer_hook import messages as m
-from trainer_hook.record import run_number, schema_fingerprint
+from trainer_hook.record import columns_of, run_number, schema_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
-        self._capacity = sum(lane.num_allowed for lane in parts.pool.statistics().lanes)
+        self._capacity = _capacity(config, parts.pool)
         self._dispatcher = Dispatcher(
             capacity=self._capacity,
             samples_per_group=config.rollout.samples_per_group,
@@ -70,19 +73,28 @@ class Generator:
             policy=PartialPolicy(resume=config.rollout.partial == "resume"),
             seed=config.sampling.seed,
             on_first_request=self._dispatcher.depart,
+            context_length=parts.pool.context_length,
+            decode=lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=False),
+            keys_cache=config.engine.cache_per_version,
         )
         self._outbox = Outbox(
             _ring_writer(config, parts, run, resume), send=link.send, on_backlog=self._dispatcher.on_backlog
         )
+        executor = Executor(
+            config,
+            tokenizer=parts.tokenizer,
+            rollout=Rollout(config, self._requester, parts.tokenizer, parts.generate),
+            rewards=parts.rewards,
+            context_length=parts.pool.context_length,
+        )
         self._runner = GroupRunner(
             config,
             source=parts.source,
-            tokenizer=parts.tokenizer,
-            rollout=Rollout(self._requester, parts.tokenizer, config.sampling, parts.generate),
-            rewards=parts.rewards,
+            executor=executor,
             group_filter=parts.group_filter,
             outbox=self._outbox,
         )
+        self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
         self._updates = EngineUpdates(
             parts.pool,
             requester=self._requester,
@@ -104,6 +116,7 @@ class Generator:
             self._link.send(self._ready())
             end = await self._life.ended()
             await self._drain(end)
+            self._evaluator.drop_all()
             for task in running:
                 task.cancel()
         return end
@@ -124,17 +137,18 @@ class Generator:
             case m.Drop():
                 self._dispatcher.drop(message.groups, message.reason)
             case m.AbortRunning():
-                services.create_task(self._abort(message.groups), name="abort")
+                services.create_task(self._abort(message), name="abort")
+            case m.RunEvaluation():
+                self._evaluator.begin(message, services)
+            case m.DropEvaluation():
+                self._evaluator.drop(message.evaluation)
             case m.PauseEngines() | m.PublishWeights() | m.ContinueEngines():
                 self._updates.order(message)
             case _:
                 logger.warning("event=message_ignored kind=%s", type(message).__name__)
 
-    async def _abort(self, groups: list[int] | None) -> None:
-        if groups is None:
-            await self._requester.abort_all()
-        else:
-            await self._requester.abort(self._dispatcher.request_ids(groups))
+    async def _abort(self, message: m.AbortRunning) -> None:
+        await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -183,17 +197,25 @@ class Generator:
                 "waiting_for_engines": pool.num_waiting,
                 "oldest_request_s": pool.oldest_age_s,
                 "paused_s": pool.paused_s,
+                "evaluations": self._evaluator.num_running,
                 "rewards_in_progress": rewards.num_in_progress,
                 "rewards_failed": sum(rewards.num_failed.values()),
             },
         )
 
 
+def _capacity(config: Config, pool: EnginePool) -> int:
+    """Samples of training that engines take at once: evaluations have their own beside them."""
+    num_allowed = sum(lane.num_allowed for lane in pool.statistics().lanes)
+    beside_evaluations = max(num_allowed // 2, num_allowed - config.evaluation.max_concurrent_samples, 1)
+    return min(beside_evaluations, config.engine.max_concurrent_samples * len(pool.engines))
+
+
 def _ring_writer(config: Config, parts: Parts, run: str, resume: m.Resume) -> RingWriter:
     return RingWriter(
         parts.segment,
         run=run_number(run),
-        schema=schema_fingerprint(),
+        schema=schema_fingerprint(columns_of(config.record.columns)),
         incarnation=resume.incarnation,
         head=resume.head,
         tail=resume.tail,

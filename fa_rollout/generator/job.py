@@ -21,8 +21,10 @@ class Job:
 
     assignment: Assignment
     task: "asyncio.Task[Ending | None] | None" = None
-    rids: set[str] = field(default_factory=set)
-    """Request ids that an engine may be working on."""
+    stream: str = "g"
+    """First letters of its request ids: training, or one evaluation."""
+    rids: dict[str, int] = field(default_factory=dict)
+    """Request ids that an engine may be working on, and whose member's each is."""
     num_claimed: int = 0
     """Samples that still count against the concurrency."""
     sent: bool = False

@@ -16,13 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.sampling import Params, continuation_params, sample_seed
-from fa_rollout.generator.turn import Draft, Turn
+from fa_rollout.generator.turn import Draft, Turn, stop_at_seam
 from fa_rollout.generator.versions import VersionBook, resolve_spans
 from fa_rollout.sample import FinishReason, IntArray, VersionSpan
 from trainer_hook.record import UNKNOWN_VERSION
@@ -69,7 +71,7 @@ class RequestCounts:
     aborts: int = 0
     restarts: int = 0
     discarded_tokens: int = 0
-    """Tokens that `restart` threw away."""
+    """Tokens that `restart` threw away, or that came behind a stop text."""
 
 
 class Requester:
@@ -84,8 +86,20 @@ class Requester:
         policy: PartialPolicy,
         seed: int | None,
         on_first_request: Callable[[Job], None],
+        context_length: int | None = None,
+        decode: Callable[[IntArray], str] | None = None,
+        keys_cache: bool = False,
     ) -> None:
+        """
+        Args:
+            context_length: prompt and response together, as far as the engines told.
+            decode: text of token ids, special ones included; for stop texts that an abort cut in two.
+            keys_cache: engines keep a prefix cache of its own for each weight version.
+        """
         self._pool = pool
+        self._context_length = context_length
+        self._decode = decode
+        self._keys_cache = keys_cache
         self._book = book
         self._gate = gate
         self._policy = policy
@@ -100,7 +114,9 @@ class Requester:
     async def sample_turn(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Turn:
         """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
 
-        No room (`max_new_tokens` below 1) is a turn cut off by length, without a request.
+        No room (`max_new_tokens` below 1, or the context full) is a turn cut off by length, without a
+        request. A stop text that an abort cut in two is no engine's to see: the turn ends with the token that
+        completes it, as it would have at an engine, and what was sampled behind it is thrown away.
 
         Raises:
             SampleFailed: aborted again and again.
@@ -108,8 +124,11 @@ class Requester:
         """
         draft = Draft()
         num_stalls = num_restarts = 0
+        params = self._within_context(params, len(input_ids))
         while draft.num_tokens < params["max_new_tokens"]:
             completion = await self._request(ticket, input_ids, params, draft)
+            if self._ends_at_seam(draft, completion, params):
+                return draft.finish(input_ids, FinishReason.STOP)
             if completion.finish != FinishReason.ABORT:
                 return draft.finish(input_ids, FinishReason(completion.finish))
             self.counts.aborts += 1
@@ -121,6 +140,25 @@ class Requester:
             if num_stalls:
                 await asyncio.sleep(self._policy.backoff_s(num_stalls))
         return draft.finish(input_ids, FinishReason.LENGTH)
+
+    def _within_context(self, params: Params, num_input: int) -> Params:
+        if self._context_length is None:
+            return params
+        room = self._context_length - 1 - num_input  # engines keep one position free
+        return params | {"max_new_tokens": min(params["max_new_tokens"], room)}
+
+    def _ends_at_seam(self, draft: Draft, completion: Completion, params: Params) -> bool:
+        """Whether a stop text spans the seam to the last answer; the draft is cut behind it then."""
+        stops, num_new = params.get("stop"), len(completion.output_ids)
+        if self._decode is None or not stops or not num_new or num_new == draft.num_tokens:
+            return False
+        ids = np.concatenate(draft.ids)
+        end = stop_at_seam(ids, draft.num_tokens - num_new, stops, self._decode)
+        if end is None:
+            return False
+        self.counts.discarded_tokens += draft.num_tokens - end
+        draft.cut(end)
+        return True
 
     async def abort(self, rids: set[str]) -> None:
         """Tell the engines to end these requests; ids that nobody works on are left out."""
@@ -180,10 +218,14 @@ class Requester:
 
     async def _send(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Completion:
         assignment = ticket.job.assignment
-        rid = f"g{assignment.group}.{assignment.attempt}-m{ticket.member}-{next(self._serial)}"
+        stream, serial = ticket.job.stream, next(self._serial)
+        rid = f"{stream}{assignment.group}.{assignment.attempt}-m{ticket.member}-{serial}"
+        options = dict(ticket.options)
+        if self._keys_cache:
+            options["extra_key"] = self._book.label(self._book.published)
         ticket.num_requests += 1
         self.counts.requests += 1
-        ticket.job.rids.add(rid)
+        ticket.job.rids[rid] = ticket.member
         self._under_way.add(rid)
         self._settled.clear()
         if not ticket.job.sent:
@@ -195,10 +237,10 @@ class Requester:
                 input_ids=input_ids,
                 sampling_params=params,
                 routing_key=ticket.routing_key,
-                options=ticket.options,
+                options=options,
             )
         finally:
-            ticket.job.rids.discard(rid)
+            ticket.job.rids.pop(rid, None)
             self._under_way.discard(rid)
             if not self._under_way:
                 self._settled.set()

@@ -6,10 +6,11 @@ attempt before.
 
 import copy
 
-from fa_rollout.config import Sampling
+from fa_rollout.config import Config, Sampling
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.generator.custom import Generate, GenerateContext, append_turn, as_samples
+from fa_rollout.generator.extras import ROUTED_EXPERTS
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.requester import Requester, Ticket
 from fa_rollout.generator.sampling import base_params
@@ -20,14 +21,18 @@ class Rollout:
     """Samples by one request and its continuations, or by the user's own function."""
 
     def __init__(
-        self, requester: Requester, tokenizer: Tokenizer, sampling: Sampling, generate: Generate | None
+        self, config: Config, requester: Requester, tokenizer: Tokenizer, generate: Generate | None
     ) -> None:
         self._requester = requester
         self._tokenizer = tokenizer
-        self._sampling = sampling
         self._generate = generate
+        self._balance = config.engine.balance
+        asks_experts = any(column.name == ROUTED_EXPERTS for column in config.record.columns)
+        self._options = {"return_routed_experts": True} if asks_experts else {}
 
-    async def run(self, job: Job, member: int, row: Row, prompt_ids: IntArray) -> list[Sample]:
+    async def run(
+        self, job: Job, member: int, row: Row, prompt_ids: IntArray, sampling: Sampling
+    ) -> list[Sample]:
         """The samples of one execution, not scored yet; `response` is the decoding of all ids at once.
 
         Raises:
@@ -35,8 +40,10 @@ class Rollout:
             Exception: whatever the user's function raises.
         """
         sample = _fresh_sample(job, member, row, prompt_ids)
-        ticket = Ticket(job=job, member=member)
-        params = base_params(self._sampling)
+        ticket = Ticket(
+            job=job, member=member, routing_key=self._routing_key(job, member), options=self._options
+        )
+        params = base_params(sampling)
         if self._generate is None:
             append_turn(sample, await self._requester.sample_turn(ticket, prompt_ids, params))
             samples = [sample]
@@ -46,6 +53,17 @@ class Rollout:
         for made in samples:
             made.response = self._tokenizer.decode(made.response_ids)
         return samples
+
+    def _routing_key(self, job: Job, member: int) -> str | None:
+        """Requests of one key go to one engine, so that they find each other's prefixes in its cache."""
+        group = f"{job.stream}{job.assignment.group}"
+        match self._balance:
+            case "group":
+                return group
+            case "sample":
+                return f"{group}-{member}"
+            case _:
+                return None
 
 
 def _fresh_sample(job: Job, member: int, row: Row, prompt_ids: IntArray) -> Sample:

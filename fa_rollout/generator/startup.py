@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
 
+from fa_rollout.client.dispatch import Balance
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
@@ -30,6 +31,12 @@ from trainer_hook.messages import Resume
 
 logger = logging.getLogger(__name__)
 
+_BALANCES = {
+    "least_loaded": Balance.LEAST_LOADED,
+    "round_robin": Balance.ROUND_ROBIN,
+    "group": Balance.STICKY,
+    "sample": Balance.STICKY,
+}
 POOL_CLOSE_S = 0.5
 """Longest time for the pool to close; our requests were aborted before, as far as engines answer."""
 
@@ -57,8 +64,9 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
     pool = EnginePool(
         config.engine.urls,
         router=config.engine.router,
-        max_concurrent_samples=config.engine.max_concurrent_samples,
+        max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
         policy=_failure_policy(config.engine.request_timeout_s),
+        balance=_BALANCES[config.engine.balance],
         continue_first=resume.incarnation > 1,  # the life before may have died in the middle of an update
     )
     rewards = RewardRunner(config.reward)
@@ -79,6 +87,11 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         generate=generate,
         pool=pool,
     )
+
+
+def _evaluation_share(config: Config) -> int:
+    """Samples of evaluations that each address may get, beside training's."""
+    return -(-config.evaluation.max_concurrent_samples // max(1, len(config.engine.urls)))
 
 
 def _failure_policy(request_timeout_s: float) -> FailurePolicy:

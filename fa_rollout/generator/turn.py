@@ -6,12 +6,13 @@ Invariant: ids, log-probabilities and version spans grow together, by whole answ
 from nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fa_rollout.client.completion import Completion
+from fa_rollout.generator.extras import Arrays, extended
 from fa_rollout.generator.versions import merge_spans
 from fa_rollout.sample import FinishReason, FloatArray, IntArray, VersionSpan
 
@@ -31,6 +32,14 @@ class Turn:
     finish_reason: FinishReason
     completions: tuple[Completion, ...] = ()
     """The answers that it is made of, in order."""
+
+    @property
+    def extras(self) -> Arrays:
+        """What engines told beside the tokens, such as `routed_experts` [P + R - 1, ...]."""
+        arrays: Arrays = {}
+        for completion in self.completions:
+            arrays |= extended(arrays, completion.extra)
+        return arrays
 
 
 @dataclass(slots=True)
@@ -55,6 +64,19 @@ class Draft:
         """Forget all: the next answer is the first of a new attempt."""
         self.completions, self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], [], 0
 
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first tokens alone."""
+        self.ids = [np.concatenate(self.ids)[:num_tokens]]
+        self.logprobs = [np.concatenate(self.logprobs)[:num_tokens]]
+        spans = merge_spans((span.version, span.end) for span in self.spans)
+        starts = [0, *(span.end for span in spans)]
+        self.spans = [
+            VersionSpan(span.version, min(span.end, num_tokens))
+            for span, start in zip(spans, starts, strict=False)
+            if start < num_tokens
+        ]
+        self.num_tokens = num_tokens
+
     def prompt(self, input_ids: IntArray) -> IntArray:
         """The ids to continue from."""
         return np.concatenate([input_ids, *self.ids]) if self.ids else input_ids
@@ -69,3 +91,24 @@ class Draft:
             finish_reason=reason,
             completions=tuple(self.completions),
         )
+
+
+_TOKENS_PER_CHARACTER = 4
+"""At most, where a token is a byte of UTF-8."""
+
+
+def stop_at_seam(
+    ids: IntArray, seam: int, stops: Sequence[str], decode: Callable[[IntArray], str]
+) -> int | None:
+    """Number of tokens up to the one that completes a stop text which began before token `seam`, or None.
+
+    An engine looks for stop texts in what it sampled itself for one request: it finds those that lie on one
+    side of a seam, never those that lie on both.
+    """
+    reach = _TOKENS_PER_CHARACTER * max(map(len, stops))
+    start = max(0, seam - reach)
+    for end in range(seam + 1, min(len(ids), seam + reach) + 1):
+        text = decode(ids[start:end])
+        if any(stop in text for stop in stops):
+            return end
+    return None

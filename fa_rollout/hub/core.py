@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fa_rollout.config import Config
+from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.steps import Steps
@@ -38,6 +39,7 @@ class Core:
     table: RingTable
     world: World
     updates: Updates
+    evaluations: Evaluations
     steps: Steps
     weights_dir: Path
     lineage: str

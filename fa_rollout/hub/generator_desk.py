@@ -51,6 +51,10 @@ class GeneratorDesk:
                 self._core.evaluations.evaluated(message)
             case m.EvaluationEnded():
                 self._core.evaluations.ended(message)
+            case m.Evaluated():
+                self._core.evaluations.evaluated(message)
+            case m.EvaluationEnded():
+                self._core.evaluations.ended(message)
             case m.Ping() | m.Pong():
                 pass
             case _:
@@ -98,6 +102,7 @@ class GeneratorDesk:
         self._core.pulse = None
         self._core.generator_is_up = False
         self._core.evaluations.generator_is_gone()
+        self._core.evaluations.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
         else:
@@ -128,6 +133,7 @@ class GeneratorDesk:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
         self._core.generator_is_up = True
+        self._core.evaluations.generator_is_up()
         self._core.evaluations.generator_is_up()
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()

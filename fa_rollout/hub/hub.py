@@ -18,6 +18,7 @@ from fa_rollout.config import Config
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.evaluations import Evaluations
+from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
@@ -63,6 +64,7 @@ class Hub:
                 to_generator=outbox.to_generator,
             ),
             evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
+            evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
             steps=Steps(config, world, outbox.to_rank, log.write),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
@@ -98,6 +100,7 @@ class Hub:
     def stop(self, reason: str) -> None:
         """Begin no step and start no group any more; ranks end their step, and then hear why."""
         self.core.stop_reason = reason
+        self.core.evaluations.stop(reason)
         self.core.evaluations.stop(reason)
 
     def _issue(self, flow: Flow) -> None:

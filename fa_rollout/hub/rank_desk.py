@@ -59,6 +59,7 @@ class RankDesk:
             num_steps=rollout.num_steps,
             weights_dir=str(self._core.weights_dir),
             stall_s=self._core.config.trainer.stall_s,
+            columns=self._core.config.record.columns,
         )
 
     def from_rank(self, rank: Attachment, message: m.Message) -> None:
@@ -84,6 +85,12 @@ class RankDesk:
                 self._query(rank, message)
             case m.LoadState():
                 self._with_flow(rank, lambda flow: self._load(rank, message, flow))
+            case m.Evaluate():
+                self._with_flow(rank, lambda flow: self._evaluate(rank, message, flow))
+            case m.Collect():
+                self._core.evaluations.collect(rank, message)
+            case m.CancelEvaluation():
+                self._core.evaluations.cancel(rank, message)
             case m.Goodbye():
                 rank.closing = True
             case m.Ping():
@@ -107,6 +114,7 @@ class RankDesk:
         world, flow = self._core.world, self._core.flow
         world.leave(rank)
         self._core.updates.left(rank)
+        self._core.evaluations.left(rank)
         self._core.log.write("left", rank=rank.hello.dp_rank, attach=rank.number, in_order=in_order)
         if world.members and not in_order:
             world.is_broken = True
@@ -146,8 +154,19 @@ class RankDesk:
             running = [g for g in running if g.version is not None and g.version < message.older_than]
         names = [group.group for group in running]
         if names:
-            self._core.outbox.to_generator(m.AbortRunning(groups=names))
+            self._core.outbox.to_generator(m.AbortRunning(groups=names, member=message.member))
         self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=len(names)))
+
+    def _evaluate(self, rank: Attachment, message: m.Evaluate, flow: Flow) -> None:
+        if flow.weights_pending:
+            text = (
+                "the engines lack the weights of the checkpoint that was loaded: call hook.update_weights() "
+                "once before an evaluation"
+            )
+            self._core.refuse(rank, message.request, "HookStateError", text)
+            return
+        self._core.log.write("evaluation", rank=rank.hello.dp_rank, dataset=message.order.dataset)
+        self._core.evaluations.begin(rank, message)
 
     def _hold(self, rank: Attachment, message: m.Hold, flow: Flow) -> None:
         flow.held = message.held
@@ -186,7 +205,15 @@ class RankDesk:
     def _rewind(self, state: RunState, flow: Flow) -> None:
         self._core.lineage = secrets.token_hex(4)
         dropped = flow.load(state, lineage=self._core.lineage)
-        self._core.log.write("loaded", step=flow.step, version=flow.version, cursor=flow.books.cursor)
+        self._core.log.write(
+            "loaded",
+            step=flow.step,
+            version=flow.version,
+            lineage=self._core.lineage,
+            cursor=flow.books.cursor,
+            unfinished=state.unfinished,
+            kept=[group.group for group in flow.books.committed()],
+        )
         if dropped:
             names = [group.group for group in dropped]
             self._core.outbox.to_generator(m.Drop(groups=names, reason="a checkpoint was loaded"))

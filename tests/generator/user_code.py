@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fa_rollout.generator.custom import GenerateContext
 from fa_rollout.sample import Sample
 
@@ -134,3 +136,19 @@ async def without_room(context: GenerateContext, sample: Sample, sampling_params
         context.append_tool(sample, context.encode("go on"))
         room -= 5
     return sample
+
+
+async def with_arrays(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Attaches an array of every kind."""
+    context.append_turn(sample, await context.generate(sample.prompt_ids, sampling_params))
+    num_tokens = len(sample.prompt_ids) + len(sample.response_ids)
+    sample.extras["teacher"] = np.full(num_tokens, 0.5)
+    sample.extras["weight"] = np.array(sample.member + 0.25)
+    if sample.member:
+        sample.extras["pixels"] = np.array([[7, sample.member]] * sample.member)
+    return sample
+
+
+def reward_by_token(sample: Sample) -> dict[str, Any]:
+    """One for the whole, and as many for its tokens."""
+    return {"reward": 1.0, "token_rewards": list(range(len(sample.response_ids)))}

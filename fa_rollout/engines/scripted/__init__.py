@@ -1,7 +1,13 @@
 """An engine that plays faults, latencies and length traces, for tests and benchmarks; it runs no model."""
 
 from fa_rollout.engines.scripted.handle import ScriptedEngine
-from fa_rollout.engines.scripted.oracle import EOS_ID, expected_ids, expected_logprobs, sequence_key
+from fa_rollout.engines.scripted.oracle import (
+    EOS_ID,
+    expected_experts,
+    expected_ids,
+    expected_logprobs,
+    sequence_key,
+)
 from fa_rollout.engines.scripted.script import Lengths, Recorded, Rule, Script
 
 __all__ = [
@@ -11,6 +17,7 @@ __all__ = [
     "Rule",
     "Script",
     "ScriptedEngine",
+    "expected_experts",
     "expected_ids",
     "expected_logprobs",
     "sequence_key",

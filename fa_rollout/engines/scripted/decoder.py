@@ -35,6 +35,7 @@ class Job:
     num_retractions: int = 0
     started_s: float = 0.0
     is_streamed: bool = False
+    tells_experts: bool = False
     corrupt: str | None = None
     drops_in_middle: bool = False
     exchange: Any = None

@@ -1,6 +1,7 @@
 """`/generate` of the scripted engine: the request, what SGLang would say against it, the answer's meta."""
 
 import asyncio
+import base64
 import time
 import uuid
 from collections.abc import Callable, Container
@@ -11,7 +12,7 @@ import msgspec
 from fa_rollout.engines.scripted import render
 from fa_rollout.engines.scripted.core import Core
 from fa_rollout.engines.scripted.decoder import Job
-from fa_rollout.engines.scripted.oracle import EOS_ID, sequence_key
+from fa_rollout.engines.scripted.oracle import EOS_ID, expected_experts, sequence_key
 from fa_rollout.engines.scripted.script import Rule, Script
 from fa_rollout.engines.scripted.wire import Exchange
 
@@ -55,6 +56,8 @@ class Request(msgspec.Struct):
     input_ids: list[int] = []
     sampling_params: dict[str, Any] = {}
     return_logprob: bool = False
+    return_routed_experts: bool = False
+    extra_key: str | None = None
     stream: bool = False
 
     def summary(self) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class Request(msgspec.Struct):
         return {
             "sampling_params": self.sampling_params,
             "return_logprob": self.return_logprob,
+            "extra_key": self.extra_key,
             "stream": self.stream,
         }
 
@@ -139,6 +143,7 @@ def _job(request: Request, rule: Rule | None, exchange: Exchange, length: int, r
         length=length,
         finish=finish,
         is_streamed=request.stream,
+        tells_experts=request.return_routed_experts,
         corrupt=rule.corrupt if rule else None,
         drops_in_middle=rule is not None and rule.drop == "middle",
         exchange=exchange,
@@ -148,7 +153,7 @@ def _job(request: Request, rule: Rule | None, exchange: Exchange, length: int, r
 def meta_of(
     job: Job,
     spans: list[tuple[str, int]],
-    protocol: str,
+    script: Script,
     label: str,
     num_tokens: int,
     *,
@@ -156,7 +161,7 @@ def meta_of(
 ) -> dict[str, Any]:
     """meta_info without id, finish reason and log-probabilities; aborted in the queue, much is left out."""
     meta: dict[str, Any] = {"weight_version": label}
-    if protocol == "0.5.23":
+    if script.protocol == "0.5.23":
         starts = [0, *(end for _, end in spans)]
         meta["weight_versions"] = [
             {"version": version, "start": start, "end": end}
@@ -173,6 +178,9 @@ def meta_of(
             "dp_rank": None,
             "input_token_logprobs": [],
         }
+        if job.tells_experts and script.experts is not None:
+            rows = expected_experts(job.prompt_tokens + num_tokens - 1, script.experts)
+            meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode()
     return meta | {"completion_tokens": num_tokens, "e2e_latency": time.monotonic() - job.started_s}
 
 
@@ -213,7 +221,7 @@ class Streams:
         if made - sent >= interval and made < job.length:
             spans = self._core.spans(job, made)
             script = self._core.script
-            meta = meta_of(job, spans, script.protocol, self._core.label, made, in_queue=False)
+            meta = meta_of(job, spans, script, self._core.label, made, in_queue=False)
             job.exchange.event(render.answer(job, None, spans, made, meta, script.vocab_size))
             sent = made
         self._later(job, interval, sent)

@@ -38,6 +38,14 @@ def expected_logprobs(key: int, start: int, stop: int, label: str) -> npt.NDArra
     return logprobs_table()[(_places(key, start, stop) + version_shift(label)) % PERIOD]
 
 
+def expected_experts(num_rows: int, shape: tuple[int, int]) -> npt.NDArray[np.int32]:
+    """[rows, layers, experts of a token] of the first tokens of any sequence."""
+    layers, per_token = shape
+    rows = np.arange(num_rows, dtype=np.int32)[:, None, None]
+    experts = 7 * rows + 3 * np.arange(layers)[:, None] + np.arange(per_token)
+    return (experts % 128).astype(np.int32)
+
+
 def place(key: int, position: int) -> int:
     """Where in the tables an absolute position of a sequence is found."""
     return (key + position) % PERIOD

@@ -83,6 +83,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang's release whose ways it has."""
     vocab_size: int = 32000
     context_length: int = 1 << 20
+    experts: tuple[int, int] | None = None
+    """(layers, experts of a token) of a model that routes; told when a request asks for them."""
     model_path: str = "scripted"
     weight_version: str = "default"
     lengths: Lengths = Lengths()

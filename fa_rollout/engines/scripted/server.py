@@ -181,7 +181,7 @@ class EngineServer:
 
     def _body(self, job: Job, finish: dict[str, Any], num_tokens: int, *, in_queue: bool) -> bytes:
         spans = self.core.spans(job, num_tokens)
-        meta = meta_of(job, spans, self.script.protocol, self.core.label, num_tokens, in_queue=in_queue)
+        meta = meta_of(job, spans, self.script, self.core.label, num_tokens, in_queue=in_queue)
         body = render.answer(job, finish, spans, num_tokens, meta, self.script.vocab_size)
         return render.damage(body, job.corrupt) if job.corrupt else body
 
@@ -216,7 +216,13 @@ class EngineServer:
         )
 
     def _server_info(self, exchange: Exchange, _body: dict[str, Any]) -> None:
-        exchange.send_json({"version": self.script.protocol, "model_path": self.script.model_path})
+        exchange.send_json(
+            {
+                "version": self.script.protocol,
+                "model_path": self.script.model_path,
+                "context_length": self.script.context_length,
+            }
+        )
 
     def _abort(self, exchange: Exchange, body: dict[str, Any]) -> None:
         if body.get("abort_all"):

@@ -1,0 +1,56 @@
+"""Sizes and times as people write them: `"8GiB"`, `"30s"`. In: tables of a run. Out: plain numbers."""
+
+import re
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_TIMES = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600}
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"units": _SIZES, "example": "64MiB"})]
+"""A size in bytes; in TOML a number or text such as `"64MiB"`."""
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, extra={"units": _TIMES, "example": "30s"})]
+"""A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
+
+
+class QuantityError(ValueError):
+    """Text that is no size or time."""
+
+
+def with_plain_quantities(section: type, table: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table of this section with numbers in place of the text of sizes and times.
+
+    Raises:
+        QuantityError: one cannot be read; the text names its key.
+    """
+    hints = get_type_hints(section, include_extras=True)
+    return {
+        key: _plain(f"{name}.{key}", hints[key], value) if key in hints else value
+        for key, value in table.items()
+    }
+
+
+def _plain(key: str, hint: Any, value: Any) -> Any:
+    quantity = _quantity(hint)
+    if quantity is None or not isinstance(value, str):
+        return value
+    units = quantity["units"]
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].lower() not in units:
+        raise QuantityError(
+            f'{key} must be a number or text such as "{quantity["example"]}", found {value!r}'
+        )
+    number = float(match[1]) * units[match[2].lower()]
+    return int(number) if units is _SIZES else number
+
+
+def _quantity(hint: Any) -> dict[str, Any] | None:
+    """Units of a type that was declared as `Bytes` or `Seconds`, also inside a union."""
+    for part in get_args(hint):
+        if isinstance(part, msgspec.Meta) and part.extra and "units" in part.extra:
+            return part.extra
+        if inner := _quantity(part):
+            return inner
+    return None

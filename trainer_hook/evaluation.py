@@ -1,0 +1,138 @@
+"""What an evaluation brings back: samples with rewards, by prompt, beside training and never part of it.
+
+Shapes: L tokens of prompt and response, r response tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trainer_hook.messages import EvaluationOrder, EvaluationPrompt
+from trainer_hook.record import UNKNOWN_VERSION
+
+Prompt = str | list[dict[str, Any]]
+
+
+class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion."""
+
+    member: int
+    raw_tokens: bytes
+    prompt_length: int
+    raw_logprobs: bytes
+    raw_loss_mask: bytes
+    version_spans: list[tuple[int, int]]
+    """(version, end) over response tokens, as in a training sample."""
+    response: str
+    finish_reason: str
+    reward: float
+    reward_parts: dict[str, float] = {}
+    metadata: dict[str, Any] = {}
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """[L] prompt and response, the engine's own ids"""
+        return np.frombuffer(self.raw_tokens, "<i4")
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """[r]"""
+        return np.frombuffer(self.raw_logprobs, "<f4")
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.uint8]:
+        """[r] 1 where the model sampled the token, 0 for tool output"""
+        return np.frombuffer(self.raw_loss_mask, np.uint8)
+
+    @property
+    def response_length(self) -> int:
+        return len(self.raw_loss_mask)
+
+
+class EvaluatedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt: all its samples, or why there are none."""
+
+    index: int
+    """Row of the data set, or place in the list of prompts."""
+    prompt: Prompt
+    label: Any
+    samples: list[EvaluatedSample] = []
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A whole evaluation."""
+
+    prompts: tuple[EvaluatedPrompt, ...]
+    """Each prompt once, in the order of the data."""
+
+    @property
+    def samples(self) -> tuple[EvaluatedSample, ...]:
+        """Of all prompts that did not fail."""
+        return tuple(sample for prompt in self.prompts for sample in prompt.samples)
+
+    @property
+    def num_failed(self) -> int:
+        """Prompts without samples: they count in no mean."""
+        return sum(prompt.failure is not None for prompt in self.prompts)
+
+    @property
+    def reward_mean(self) -> float:
+        """Over all samples; not a number where there are none."""
+        samples = self.samples
+        return sum(sample.reward for sample in samples) / len(samples) if samples else float("nan")
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Weight versions that sampled its tokens, oldest first; -1 where an engine told none."""
+        return tuple(sorted({version for sample in self.samples for version, _ in sample.version_spans}))
+
+    @property
+    def version(self) -> int | None:
+        """The one version that sampled all of it; None where it is mixed or not known."""
+        return None if self.is_mixed or not self.versions else self.versions[0]
+
+    @property
+    def is_mixed(self) -> bool:
+        """More than one version sampled it, or it cannot be told: an update came while it ran."""
+        return len(self.versions) > 1 or UNKNOWN_VERSION in self.versions
+
+
+def order_of(
+    source: str | Sequence[Prompt | dict[str, Any]] | None,
+    *,
+    samples_per_prompt: int | None,
+    sampling: dict[str, Any] | None,
+) -> EvaluationOrder:
+    """What `TrainerHook.evaluate` was asked for, as the generator reads it.
+
+    Raises:
+        ValueError: a prompt is neither text, nor messages, nor a dict with a `prompt`.
+    """
+    if samples_per_prompt is not None and samples_per_prompt < 1:
+        raise ValueError(f"samples_per_prompt must be 1 or more, found {samples_per_prompt}")
+    return EvaluationOrder(
+        prompts=None if source is None or isinstance(source, str) else _prompts(source),
+        dataset=source if isinstance(source, str) else None,
+        samples_per_prompt=samples_per_prompt,
+        sampling=sampling or {},
+    )
+
+
+def _prompts(given: Iterable[Prompt | dict[str, Any]]) -> list[EvaluationPrompt]:
+    try:
+        rows = [row if isinstance(row, dict) else {"prompt": row} for row in given]
+        prompts = msgspec.convert(rows, list[EvaluationPrompt])
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            "each prompt of an evaluation must be text, chat messages, or a dict of prompt, label and "
+            f"metadata: {error}"
+        ) from None
+    if not all(prompt.prompt for prompt in prompts) or not prompts:
+        raise ValueError("an evaluation must have prompts, and none of them empty")
+    return prompts
