@@ -18,6 +18,8 @@ from embedded_client import connect
 from fa_rollout.engines.embedded.errors import EngineStartError
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
 
+pytestmark = pytest.mark.slow  # every test starts an interpreter with torch
+
 PARENT = """
 import sys, time
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
