@@ -19,7 +19,8 @@ from shm.errors import FaRolloutError
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _MODEL_HELP = """tiny: two layers from random weights, about two minutes; smollm2: SmolLM2-135M-Instruct,
 slow on a CPU"""
-_ENGINE_HELP = "embedded, or sglang:URL of a running SGLang engine that serves the model folder of --output"
+_ENGINE_HELP = """embedded, sglang (a real one on the CPU, see scripts/sglang_cpu), or sglang:URL of a running
+engine that serves the model folder of --output"""
 _STALENESS_HELP = "weight versions that a sample may be old when it is trained (default: the task's own)"
 _EXAMPLE = """\
 the smallest configuration:

@@ -8,6 +8,7 @@ import argparse
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from fa_rollout.config import ConfigError, load
 from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import Plan, prepare
 from fa_rollout.demo.view import COLUMNS, View, cells
+from fa_rollout.engines.sglang_cpu.commands import HOST, free_port
+from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.ending import EXIT_REFUSED
 from fa_rollout.launcher.launch import Ended, Seat, launch
 
@@ -30,6 +33,7 @@ _FIGURES_WIDTH = 66
 def demo(options: argparse.Namespace) -> int:
     """Run the demo; the exit code is the run's."""
     console = Console(stderr=False)
+    url = _url(options.engine)
     folder = Path(options.output or f"out/demo-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     plan = prepare(
         folder,
@@ -37,7 +41,7 @@ def demo(options: argparse.Namespace) -> int:
         seed=options.seed,
         num_steps=options.steps,
         staleness=options.staleness,
-        url=_url(options.engine),
+        url=url,
     )
     _calm_environment(plan)
     config = load(plan.config)
@@ -45,7 +49,10 @@ def demo(options: argparse.Namespace) -> int:
         return EXIT_REFUSED
     console.print(f"[bold]{plan.title}[/bold]; everything is in {plan.folder}", soft_wrap=True)
     try:
-        with View(plan.figures, plan.num_steps, console) as view:
+        with (
+            _sglang(plan, url, console) if options.engine == "sglang" else nullcontext(),
+            View(plan.figures, plan.num_steps, console) as view,
+        ):
             ended = launch(config, plan.command, seat=Seat(say=view.say, tick=view.tick, logs=plan.logs))
     finally:
         shutil.rmtree(plan.scratch, ignore_errors=True)
@@ -54,13 +61,24 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _url(engine: str) -> str | None:
+    """Of an engine that runs, or will run; None: the launcher starts the embedded one."""
     if engine == "embedded":
         return None
+    if engine == "sglang":
+        return f"http://{HOST}:{free_port()}"
     kind, _, url = engine.partition(":")
     if kind != "sglang" or not url.startswith("http"):
-        raise ConfigError(f"--engine must be embedded or sglang:URL, such as sglang:http://127.0.0.1:30000, "
-                          f"found {engine!r}")  # fmt: skip
+        raise ConfigError("--engine must be embedded, sglang, or sglang:URL of a running one, such as "
+                          f"sglang:http://127.0.0.1:30000, found {engine!r}")  # fmt: skip
     return url
+
+
+def _sglang(plan: Plan, url: str | None, console: Console) -> SGLangServer:
+    """A real SGLang for the length of the run."""
+    assert url is not None, "an address was chosen when the run was planned"
+    console.print("SGLang starts, which takes about half a minute", soft_wrap=True)
+    port = int(url.rpartition(":")[2])
+    return SGLangServer.start(plan.model, port=port, log=plan.logs / "sglang.log")
 
 
 def _calm_environment(plan: Plan) -> None:

@@ -117,6 +117,8 @@ class Plan:
 
     title: str
     folder: Path
+    model: Path
+    """Folder of the model."""
     num_steps: int
     command: list[str]
     """Of the trainer."""
@@ -152,6 +154,7 @@ def prepare(
     plan = Plan(
         title=chosen.title,
         folder=folder,
+        model=model_folder,
         num_steps=num_steps or chosen.num_steps,
         command=_command(folder, model_folder, chosen, seed),
     )

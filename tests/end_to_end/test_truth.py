@@ -15,6 +15,7 @@ import pytest
 
 from fa_rollout.demo.task import CHARACTERS, sorting_prompts
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.end_to_end.recording_proxy import RecordingProxy
 from tests.launcher.processes import Launch
@@ -58,13 +59,22 @@ class Run:
         self.end = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+ENGINES = ["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(600)])]
+
+
+def start_engine(kind: str, model: Path, folder: Path) -> EmbeddedEngine | SGLangServer:
+    if kind == "sglang":
+        return SGLangServer.start(model, log=folder / "sglang.log")
+    return EmbeddedEngine.start(model)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("run")
     model = write_tiny_model(folder / "model", characters=CHARACTERS, seed=1)
     rows = sorting_prompts(64, seed=0)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with EmbeddedEngine.start(model) as engine, RecordingProxy(engine.url) as proxy:
+    with start_engine(request.param, model, folder) as engine, RecordingProxy(engine.url) as proxy:
         text = CONFIG.format(
             folder=folder,
             url=proxy.url,

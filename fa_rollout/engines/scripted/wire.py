@@ -150,9 +150,11 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             return
         end = self._buffer.find(_HEAD_END)
+        is_endless = end < 0 and len(self._buffer) > _MAX_HEAD_BYTES
+        if is_endless or self._buffer.startswith(b"PRI * HTTP/2"):  # routers try HTTP/2 first
+            self.drop(abruptly=False)
+            return
         if end < 0:
-            if len(self._buffer) > _MAX_HEAD_BYTES or self._buffer.startswith(b"PRI * HTTP/2"):
-                self.drop(abruptly=False)  # routers try HTTP/2 first
             return
         lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
         headers = {}

@@ -2,15 +2,18 @@
 
 In: services, a parent to outlive by no more than a moment. Out: an exit status; a line of JSON once all of
 them work. Invariant: only processes below this one are ever signalled, and when it ends none of them is
-left, nor what they left in /dev/shm. Never by SIGTERM: SGLang 0.5.15 then waits for requests that it refused.
+left, nor their files in /dev/shm and /tmp. Never by SIGTERM: SGLang 0.5.15 then waits for requests that it
+refused.
 """
 
 import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -48,6 +51,8 @@ class Supervisor:
         self._children: list[subprocess.Popen[bytes]] = []
         self._files: set[Path] = set()
         self._is_told = False
+        # Not below TMPDIR: the paths of SGLang's sockets may have 107 characters.
+        self._scratch = tempfile.mkdtemp(prefix="fa_rollout-sglang-", dir="/tmp")
 
     def run(self, ready_fd: int | None, timeout_s: float) -> int:
         """Start, announce, watch; 0 when told to end, 1 when a service ended by itself.
@@ -69,7 +74,7 @@ class Supervisor:
     def _start(self, service: Service) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             service.command,
-            env={**os.environ, **service.environment},
+            env={**os.environ, "TMPDIR": self._scratch, **service.environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -125,6 +130,7 @@ class Supervisor:
             child.wait()
         for file in self._files:
             file.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> "Supervisor":
         def tell(number: int, frame: FrameType | None) -> None:
