@@ -10,8 +10,7 @@ from typing import Any
 from fa_rollout.config import ConfigError
 from fa_rollout.slime import upstream
 from fa_rollout.slime.options import read_options
-from fa_rollout.slime.run import Run
-from trainer_hook import messages as m
+from fa_rollout.slime.run import Rollout, Run, first_index
 from trainer_hook.errors import HookError
 
 _run: Run | None = None
@@ -27,12 +26,12 @@ def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Fal
     if evaluation:
         return upstream.evaluate(args, rollout_id, data_source)
     try:
-        groups, departed, figures = _run_for(args, rollout_id, data_source).step(rollout_id)
+        made = _run_for(args, rollout_id, data_source).step(rollout_id)
     except HookError:
         close()
         raise
-    _call_hooks(args, groups, departed, data_source)
-    return upstream.train_output(groups, figures)
+    _call_hooks(args, made, data_source)
+    return upstream.train_output(made.groups, made.figures)
 
 
 def close() -> None:
@@ -54,16 +53,11 @@ def _run_for(args: Any, rollout_id: int, data_source: Any) -> Run:
     return _run
 
 
-def _call_hooks(args: Any, groups: list[Any], departed: list[m.Departed], data_source: Any) -> None:
+def _call_hooks(args: Any, made: Rollout, data_source: Any) -> None:
     """The user's functions over a whole rollout, as slime calls them."""
     if args.rollout_sample_filter_path is not None:
-        upstream.load_function(args.rollout_sample_filter_path)(args, groups)
+        upstream.load_function(args.rollout_sample_filter_path)(args, made.groups)
     if args.rollout_all_samples_process_path is not None:
-        others = [pickle.loads(group.payload) for group in departed if group.payload]
-        everything = sorted([*groups, *others], key=_index)
+        others = [pickle.loads(group.payload) for group in made.departed if group.payload]
+        everything = sorted([*made.groups, *others], key=first_index)
         upstream.load_function(args.rollout_all_samples_process_path)(args, everything, data_source)
-
-
-def _index(group: list[Any]) -> int:
-    first = group[0][0] if isinstance(group[0], list) else group[0]
-    return int(first.index)

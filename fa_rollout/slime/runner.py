@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.config import ConfigError
-from fa_rollout.generator.group import Slot
+from fa_rollout.generator.execution import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
 from fa_rollout.generator.tasks import first_error
@@ -43,7 +43,7 @@ _BACKOFF_S, _BACKOFF_CAP_S = 0.05, 2.0
 
 
 class GroupRaised(ConfigError):
-    """Code that a group ran through raised: the user's, or slime's. The cause has the traceback."""
+    """Code that a group ran through raised: the user's, or slime's. The text has its traceback."""
 
 
 class NoProgress(RuntimeError):
@@ -198,16 +198,16 @@ class SlimeRunner:
 
     def _raised(self, job: Job, error: Exception) -> Ending:
         attempt = job.assignment.attempt + 1
+        text = "".join(traceback.format_exception(error)).strip()
         if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
             raise GroupRaised(
                 f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "
-                f"{type(error).__name__}: {error}; with fa_rollout_on_error = retry a group starts again"
+                f"(with fa_rollout_on_error = retry a group starts again):\n{text}"
             ) from error
-        text = "".join(traceback.format_exception(error)).strip()
         self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
         return Ending(outcome=Settlement.RETURNED, reason=f"raised {type(error).__name__}: {error}")
 
 
 def _is_aborted(slime: Upstream, made: Any) -> bool:
-    aborted = slime.Sample.Status.ABORTED  # type: ignore[attr-defined]
+    aborted = slime.Sample.Status.ABORTED
     return any(sample.status == aborted for sample in (made if isinstance(made, list) else (made,)))

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 
@@ -11,12 +10,12 @@ from typing import Any
 class Upstream:
     """slime, as its functions are called and replaced here."""
 
-    Sample: type
-    sglang_rollout: ModuleType
-    http_utils: ModuleType
-    sample_hooks: ModuleType
-    filters: ModuleType
-    traces: ModuleType
+    Sample: Any
+    sglang_rollout: Any
+    http_utils: Any
+    sample_hooks: Any
+    filters: Any
+    traces: Any
     load_function: Callable[[str], Callable[..., Any]]
 
 

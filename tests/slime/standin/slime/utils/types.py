@@ -1,5 +1,7 @@
 """The sample, with the attributes that conversion, metrics and plug-ins read."""
 
+import os
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -79,3 +81,7 @@ class Sample:
         for values in (self.loss_mask, self.rollout_log_probs):
             if values is not None and len(values) != self.response_length:
                 raise ValueError(f"{len(values)} entries for {self.response_length} response tokens")
+
+
+# A test may want slime to take as long to import as the real one does.
+time.sleep(float(os.environ.get("STANDIN_IMPORT_S", "0")))

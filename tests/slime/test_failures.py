@@ -1,0 +1,130 @@
+"""What breaks is told, or is repaired, and no group is lost: errors of user code, deaths, restarts, resumes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
+from fa_rollout.slime import rollout
+from tests.slime.conftest import ROOT, STANDIN
+from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, train_async, train_sync, update
+from trainer_hook.errors import GeneratorFailed
+
+Engines = Callable[..., tuple[list[ScriptedEngine], str]]
+
+
+def children(module: str) -> list[psutil.Process]:
+    """Processes below this one that run a module."""
+    found = psutil.Process().children(recursive=True)
+    return [p for p in found if module in p.cmdline()]
+
+
+def test_an_exception_of_user_code_reaches_the_manager_with_its_traceback(
+    tmp_path: Path, engines: Engines
+) -> None:
+    made, router = engines()
+    manager = Manager(arguments(tmp_path, router, custom_rm_path=f"{CODE}.reward_that_raises"))
+    update(made, 1)
+    with pytest.raises(GeneratorFailed) as caught:
+        for step in range(3):
+            manager.generate(step)
+    text = str(caught.value)
+    assert "ArithmeticError: the reward of group 2 cannot be computed" in text
+    assert "user_code.py" in text
+    assert not children("fa_rollout.slime.generator")
+
+
+def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines()
+    changes = {"custom_rm_path": f"{CODE}.reward_that_raises", "fa_rollout_on_error": "retry"}
+    manager = Manager(arguments(tmp_path, router, **changes))
+    update(made, 1)
+    with pytest.raises(GeneratorFailed, match="attempt 3 of 3"):
+        for step in range(3):
+            manager.generate(step)
+
+
+def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines(tokens_per_s=100.0)
+    manager = Manager(arguments(tmp_path, router))
+
+    def kill(step: int) -> None:
+        if step in (1, 3):
+            for process in children("fa_rollout.slime.generator"):
+                process.kill()
+
+    train_async(manager, made, steps=range(6), meanwhile=kill)
+    assert sorted(manager.trained) == list(range(24))
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+
+
+def test_requests_leave_before_slime_is_imported(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, router = engines()
+    monkeypatch.setenv("STANDIN_IMPORT_S", "3")
+    manager = Manager(arguments(tmp_path, router, num_rollout=1))
+    update(made, 1)
+    started_s = time.monotonic()
+    manager.generate(0)
+    first_s = min(r.time_s for r in made[0].requests("/generate") if r.rid and "-m" in r.rid)
+    assert time.monotonic() - started_s > 3
+    assert first_s - started_s < time.monotonic() - started_s - 1.5
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+
+
+def test_an_engine_that_fails_for_a_while_costs_no_group(tmp_path: Path, engines: Engines) -> None:
+    rules = [Rule(status=500, body="out of memory", skip=5, times=6), Rule(drop="middle", skip=20, times=4)]
+    made, router = engines(2, rules=rules)
+    manager = Manager(arguments(tmp_path, router, num_rollout=3, rollout_num_engines=2))
+    train_async(manager, made, steps=range(3))
+    assert sorted(manager.trained) == list(range(12))
+
+
+@pytest.mark.parametrize("loop", [train_async, train_sync])
+def test_save_and_resume_train_every_prompt_once(
+    tmp_path: Path, engines: Engines, loop: Callable[..., None]
+) -> None:
+    made, router = engines(lengths=Lengths(kind="lognormal", tokens=20, high=60, seed=5), tokens_per_s=200.0)
+    save = str(tmp_path / "checkpoint")
+    first = Manager(arguments(tmp_path, router, save=save, num_rollout=10))
+    loop(first, made, steps=range(10), save_after=3, stop_after=5)
+    rollout.close()
+    trained = [group[0].group_index for step in range(4) for group in first.batches[step]]
+
+    second = Manager(arguments(tmp_path, router, save=save, load=save, num_rollout=10))
+    second.source.load(3)
+    loop(second, made, steps=range(4, 10))
+    everything = trained + second.trained
+    assert len(everything) == len(set(everything)) == 40
+    assert set(everything) == set(range(40)), "the prompts that were under way at the checkpoint come first"
+
+
+def test_hub_and_generator_end_with_the_manager_however_it_ends(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines(tokens_per_s=5.0)
+    update(made, 1)
+    code = (
+        "from pathlib import Path; from tests.slime.kit import Manager, arguments\n"
+        f"Manager(arguments(Path({str(tmp_path)!r}), {router!r})).generate(0)"
+    )
+    path = os.pathsep.join([ROOT, STANDIN])
+    manager = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    below: list[psutil.Process] = []
+    deadline_s = time.monotonic() + 30
+    while made[0].state()["num_running"] == 0:
+        assert time.monotonic() < deadline_s
+        below = psutil.Process(manager.pid).children(recursive=True)
+        time.sleep(0.05)
+    assert len(below) >= 2
+    manager.kill()
+    manager.wait()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
