@@ -13,6 +13,7 @@ import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+_MAX_ROUNDS = 10
 
 
 @contextlib.contextmanager
@@ -36,10 +37,14 @@ def children() -> dict[int, psutil.Process]:
 def end_orphans(known: Collection[int], grace_s: float) -> int:
     """End every child whose number is not `known`, with all below it, and wait for it; how many there were.
 
-    An orphan's own children fall to the launcher when it dies, so this goes on until none is left.
+    An orphan's own children fall to the launcher when it dies, so this goes on until none is left, or until the
+    kernel itself does not let go of one.
     """
     num_ended = 0
-    while orphans := [process for pid, process in children().items() if pid not in known]:
+    for _ in range(_MAX_ROUNDS):
+        orphans = [process for pid, process in children().items() if pid not in known]
+        if not orphans:
+            break
         num_ended += len(orphans)
         for process in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
