@@ -37,8 +37,8 @@ def children() -> dict[int, psutil.Process]:
 def end_orphans(known: Collection[int], grace_s: float) -> int:
     """End every child whose number is not `known`, with all below it, and wait for it; how many there were.
 
-    An orphan's own children fall to the launcher when it dies, so this goes on until none is left, or until the
-    kernel itself does not let go of one.
+    An orphan's own children fall to the launcher when it dies, so this goes on until none is left, or until
+    the kernel itself does not let go of one.
     """
     num_ended = 0
     for _ in range(_MAX_ROUNDS):
