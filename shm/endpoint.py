@@ -106,8 +106,8 @@ def connect(address: str | Path, deadline_s: float, *, max_fds: int = 1) -> Chan
 
     `max_fds` descriptors may come with the first message.
 
-    A listener that has gone (its folder is removed, or nobody listens on its socket) is not waited for: a peer
-    that comes while a run ends must not outlive it.
+    A listener that has gone (its folder is removed, or nobody listens on its socket) is not waited for: who
+    comes while a run ends must not outlive it.
 
     Raises:
         AttachTimeout: nobody answers; the text says how far it came.
