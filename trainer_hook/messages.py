@@ -188,6 +188,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Groups below the cursor that are not settled."""
     ends: dict[str, int]
     """Settled groups by outcome."""
+    data: str = ""
+    """The data and its order, in words: group ids have a meaning only with them."""
 
 
 class LoadState(Message):

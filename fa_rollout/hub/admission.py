@@ -54,10 +54,14 @@ def byte_limit(window: Window, load: Load) -> int:
 def credit(window: Window, load: Load) -> int:
     """Groups that may be started now: min((η + 1)·G - c + surplus, remaining, what fits the ring) - live.
 
+    None where (η + 1)·G - c is used up: what begins now would be past the bound when it is trained.
+
     The window is AReaL's capacity rule (arXiv 2505.24298, section 5.1) counted from the last publication, not
     from the start of the run: the cumulative form stops for good when more than one batch is trained per
     version.
     """
     bound = (window.staleness + 1) * window.groups_per_version - load.handed_since_publication
+    if bound <= 0:
+        return 0
     room = min(bound + window.surplus_groups, load.remaining, byte_limit(window, load))
     return max(0, room - load.live)

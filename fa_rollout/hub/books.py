@@ -82,6 +82,10 @@ class Source(Protocol):
     def is_open(self) -> bool:
         """Whether `length` may still grow."""
 
+    @property
+    def description(self) -> str:
+        """What group ids mean here: equal for equal data in an equal order; empty where nobody can say."""
+
     def locate(self, group: int) -> tuple[int, int]:
         """(epoch, row of the data) of a group."""
 
@@ -97,6 +101,7 @@ class Stream:
     epochs: int | None
     order: Callable[[int], npt.NDArray[np.int64]]
     """Epoch to the order of its rows."""
+    description: str = ""
     is_open: bool = False
     _order: tuple[int, npt.NDArray[np.int64]] | None = None
 

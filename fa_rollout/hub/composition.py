@@ -70,6 +70,20 @@ def overdue(rules: Rules, version: int, ready: Iterable[Ready]) -> tuple[int, ..
     return tuple(r.group for r in ready if is_stale(rules, version, r.oldest_version))
 
 
+def hopeless(rules: Rules, training_version: int, running: Iterable[Running]) -> tuple[int, ...]:
+    """Running groups that no step can train within the bound any more, where the policy gives such ones up.
+
+    Args:
+        training_version: the version that will train the next step.
+
+    Over-sampling makes them: with more groups than a version trains, those that are not ready when its last
+    step closes may be past the bound from then on, and engines need not finish them.
+    """
+    if rules.policy not in ("drop", "retry"):
+        return ()
+    return tuple(r.group for r in running if is_stale(rules, training_version, r.version))
+
+
 def compose(
     rules: Rules,
     *,
@@ -110,7 +124,7 @@ def _late(
     due = Counter(max(0, r.version + eta - version) for r in running)
     due_left = Counter(max(0, r.oldest_version + eta - version) for r in left)
     num_due, num_slots = 0, max(0, per_version - handed)
-    for ahead in range(eta):
+    for ahead in range(max(1, eta)):
         num_due += due[ahead] + due_left[ahead]
         if num_due > num_slots:
             late = [r.group for r in running if r.version + eta - version <= ahead]

@@ -17,6 +17,7 @@ class FedStream:
     """A stream as long as what was fed so far."""
 
     is_open = True
+    description = ""
 
     def __init__(self) -> None:
         self._num_fed = 0

@@ -13,7 +13,7 @@ from fa_rollout.hub.books import Books, End, Group, Source
 from fa_rollout.hub.meter import Meter
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
-from trainer_hook.messages import Assignment, Commit, RunState, Settled, Settlement
+from trainer_hook.messages import Assignment, Commit, Settled, Settlement
 
 Note = Callable[..., None]
 """Writes an event of this name with these values to the run's log."""
@@ -81,6 +81,8 @@ class Flow:
         self.step = 0
         """Next step to compose."""
         self.handed_since_publication = 0
+        self._swept = (0, 0, False)
+        """Where the run stood when hopeless groups were last looked for."""
         self.weights_pending = False
         """A checkpoint was loaded whose weights the engines do not have yet."""
         self.held = False
@@ -182,16 +184,36 @@ class Flow:
             version=self.version,
             handed_since_publication=self.handed_since_publication,
             ready=self._ready(),
-            running=[
-                composition.Running(group=g.group, version=g.version)
-                for g in self.books.running()
-                if g.version is not None
-            ],
+            running=_ages(self.books.running()),
             more_to_come=more_to_come,
         )
         if isinstance(decision, composition.Wait):
             return decision
         return self._close(decision.groups)
+
+    def take_hopeless(self) -> list[int]:
+        """Groups that the generator is to stop, since no step can train them any more; each sweep once.
+
+        Under `retry` they go back to the data here, under `drop` when the generator has let go of them.
+        """
+        state = (self.version, self._training_version, self.all_composed)
+        if state == self._swept:
+            return []
+        self._swept = state
+        running = self.books.running()
+        if self.all_composed:
+            return [group.group for group in [*running, *self.books.issued()]]
+        late = composition.hopeless(self.rules, self._training_version, _ages(running))
+        for name in late:
+            if self._starts_again(self.books.groups[name]):
+                self.books.requeue(self.books.groups[name])
+        return list(late)
+
+    @property
+    def _training_version(self) -> int:
+        """The version that trains the next step: the present one until it has had all its steps."""
+        has_had_all = self.handed_since_publication >= self.rules.groups_per_version
+        return self.version + (1 if has_had_all else 0)
 
     def starved(self) -> str | None:
         """Why no batch can ever close as things stand; None while one can."""
@@ -288,42 +310,10 @@ class Flow:
         self.handed_since_publication = 0
         self.weights_pending = False
 
-    # --- checkpoints ------------------------------------------------------------------------------
 
-    def state(self, step: int) -> RunState:
-        """State of a checkpoint taken when the steps below `step` are trained."""
-        covered = {name for number, s in self.open_steps.items() if number < step for name in s.names}
-        cursor, unfinished, ends = self.books.state(covered)
-        return RunState(
-            step=step,
-            version=self.version,
-            lineage=self.lineage,
-            cursor=cursor,
-            unfinished=unfinished,
-            ends=ends,
-        )
-
-    def load(self, state: RunState, *, lineage: str) -> list[Group]:
-        """Go to a checkpoint's state; returns the groups whose runs are to be dropped.
-
-        Records sampled by later versions than the checkpoint's are of an abandoned branch and leave the ring.
-        """
-        for step in list(self.open_steps.values()):
-            self.returned(step)
-        abandoned = self.books.rewind(state.cursor, state.unfinished, state.ends)
-        for group in abandoned:
-            if group.commit is not None:
-                self.table.discard(group.commit.sequence)
-        for group in self.books.committed():
-            if group.commit is not None and group.commit.newest_version > state.version:
-                self.table.discard(group.commit.sequence)
-                self.books.requeue(group)
-        running = [*self.books.running(), *self.books.issued()]
-        for group in running:
-            self.books.requeue(group)
-        self.weights_pending = state.version > 0 or self.version > 0
-        self.step = state.step
-        self.version = state.version
-        self.lineage = lineage
-        self.handed_since_publication = 0
-        return [*abandoned, *running]
+def _ages(running: Sequence[Group]) -> list[composition.Running]:
+    return [
+        composition.Running(group=group.group, version=group.version)
+        for group in running
+        if group.version is not None
+    ]

@@ -51,10 +51,6 @@ class GeneratorDesk:
                 self._core.evaluations.evaluated(message)
             case m.EvaluationEnded():
                 self._core.evaluations.ended(message)
-            case m.Evaluated():
-                self._core.evaluations.evaluated(message)
-            case m.EvaluationEnded():
-                self._core.evaluations.ended(message)
             case m.Ping() | m.Pong():
                 pass
             case _:
@@ -75,7 +71,6 @@ class GeneratorDesk:
             case m.WeightsPublished():
                 if self._core.updates.published(message, flow):
                     self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
-                    self._drop_hopeless(flow)
 
     def _commit(self, message: m.Commit, flow: Flow) -> None:
         event = "refused"
@@ -101,7 +96,6 @@ class GeneratorDesk:
         self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
         self._core.pulse = None
         self._core.generator_is_up = False
-        self._core.evaluations.generator_is_gone()
         self._core.evaluations.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
@@ -134,7 +128,6 @@ class GeneratorDesk:
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
         self._core.generator_is_up = True
         self._core.evaluations.generator_is_up()
-        self._core.evaluations.generator_is_up()
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 
@@ -147,18 +140,11 @@ class GeneratorDesk:
             num_prompts=num_prompts,
             epochs=data.epochs,
             order=lambda epoch: epoch_order(num_prompts, epoch, seed=data.seed, shuffle=data.shuffle),
+            description=f"{num_prompts} prompts"
+            + (f", shuffled by seed {data.seed}" if data.shuffle else ""),
         )
         return self._flow(stream)
 
     def _flow(self, source: Source) -> Flow:
         core = self._core
         return Flow(core.config, source, core.table, lineage=core.lineage, note=core.log.write)
-
-    def _drop_hopeless(self, flow: Flow) -> None:
-        """Under `drop`, work that passed the bound while it runs is stopped at once."""
-        if flow.rules.policy != "drop":
-            return
-        oldest = flow.version - flow.rules.staleness
-        late = [g.group for g in flow.books.running() if g.version is not None and g.version < oldest]
-        if late:
-            self._core.outbox.to_generator(m.Drop(groups=late, reason=f"older than version {oldest}"))

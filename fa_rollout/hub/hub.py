@@ -18,7 +18,6 @@ from fa_rollout.config import Config
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.evaluations import Evaluations
-from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
@@ -29,7 +28,7 @@ from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.watch import Watch
 from fa_rollout.hub.world import World
 from shm.ring import RingTable
-from trainer_hook.messages import Start, Tail
+from trainer_hook.messages import Drop, Start, Tail
 
 
 class Hub:
@@ -64,7 +63,6 @@ class Hub:
                 to_generator=outbox.to_generator,
             ),
             evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
-            evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
             steps=Steps(config, world, outbox.to_rank, log.write),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
@@ -88,6 +86,7 @@ class Hub:
         self._issue(core.flow)
         if core.updates.phase is Phase.IDLE:
             self._serve(core.flow)
+            self._stop_hopeless(core.flow)
             self._issue(core.flow)
         else:
             self._refuse_crossed()
@@ -101,7 +100,6 @@ class Hub:
         """Begin no step and start no group any more; ranks end their step, and then hear why."""
         self.core.stop_reason = reason
         self.core.evaluations.stop(reason)
-        self.core.evaluations.stop(reason)
 
     def _issue(self, flow: Flow) -> None:
         """Start what the window allows; a hand-over opens it further."""
@@ -112,6 +110,13 @@ class Hub:
             self.core.log.write("issued", groups=[a.group for a in assignments])
             payloads = [] if self._fed is None else [self._fed.payload(a.group) for a in assignments]
             self.core.outbox.to_generator(Start(groups=assignments, payloads=payloads))
+
+    def _stop_hopeless(self, flow: Flow) -> None:
+        """Engines need not finish what no step can train any more."""
+        hopeless = flow.take_hopeless()
+        if hopeless:
+            reason = f"no step from version {flow.version} on can train it within rollout.staleness"
+            self.core.outbox.to_generator(Drop(groups=hopeless, reason=reason))
 
     def _serve(self, flow: Flow) -> None:
         """Give waiting ranks their part, composing the step when none asked for it before."""

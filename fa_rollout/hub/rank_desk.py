@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from fa_rollout.hub import checkpoint
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.figures import statistics
 from fa_rollout.hub.flow import Flow
@@ -180,7 +181,7 @@ class RankDesk:
 
     def _state(self, rank: Attachment, message: m.Query, flow: Flow) -> None:
         done = self._core.steps.next_step(rank)
-        state = flow.state(flow.step if done is None else done)
+        state = checkpoint.take(flow, flow.step if done is None else done)
         value = msgspec.to_builtins(state)
         self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
 
@@ -197,6 +198,10 @@ class RankDesk:
                 text = "a checkpoint must be loaded before the first batch of a trainer's life"
                 self._core.refuse(rank, message.request, "HookStateError", text)
                 return
+            refusal = checkpoint.refusal(flow, state)
+            if refusal is not None:
+                self._core.refuse(rank, message.request, "HookStateError", refusal)
+                return
             self._rewind(state, flow)
         rank.has_state = True
         value = {"step": state.step, "version": state.version, "lineage": self._core.lineage}
@@ -204,7 +209,7 @@ class RankDesk:
 
     def _rewind(self, state: RunState, flow: Flow) -> None:
         self._core.lineage = secrets.token_hex(4)
-        dropped = flow.load(state, lineage=self._core.lineage)
+        dropped = checkpoint.load(flow, state, lineage=self._core.lineage)
         self._core.log.write(
             "loaded",
             step=flow.step,

@@ -22,6 +22,7 @@ from shm.ring import RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
 
 Process = Generator[simpy.Event, Any, None]
+CANCELLED = "cancelled"
 RECORD_BYTES = 4096
 VAST_RING_BYTES = 1 << 40
 
@@ -41,6 +42,7 @@ class Scenario:
     update_interval: int = 1
     staleness: int = 4
     staleness_policy: str = "wait"
+    surplus_groups: int = 0
     partial: str = "resume"
     rejection: float = 0.0
     """Share of finished groups that a filter rejects."""
@@ -111,6 +113,8 @@ class _Run:
         self.lengths: dict[int, list[int]] = {}
         """Per group; a further attempt draws the same lengths, as the same prompt tends to."""
         self.running: set[simpy.Process] = set()
+        self.samples: dict[tuple[int, int], list[simpy.Process]] = {}
+        """Of each group and attempt that engines have."""
         self.gate = self.env.event()
         self.gate.succeed()
         """Pending while the engines stand still."""
@@ -131,11 +135,33 @@ class _Run:
             self.outcome.drawn_lengths.append(sum(drawn))
         oldest: list[int] = []
         samples = [self.env.process(self.sample(assignment, length, oldest)) for length in self.lengths[name]]
+        self.samples[name, assignment.attempt] = samples
         yield self.env.all_of(samples)
-        self.finish(assignment, min(oldest))
+        if self.samples.pop((name, assignment.attempt), None):
+            self.finish(assignment, min(oldest))
+
+    def stop(self) -> None:
+        """Cancel what no step can train any more."""
+        for name in self.flow.take_hopeless():
+            for key in [key for key in self.samples if key[0] == name]:
+                self.outcome.dropped_lengths.append(sum(self.lengths[name]))
+                for process in self.samples.pop(key):
+                    if process.is_alive:
+                        process.interrupt(CANCELLED)
+                self.flow.settle(
+                    Settled(group=name, attempt=key[1], outcome=Settlement.DROPPED, reason="hopeless")
+                )
 
     def sample(self, assignment: Assignment, length: int, oldest: list[int]) -> Process:
-        """One request: a slot, then decoding; an update interrupts it."""
+        """One request, until it is whole or cancelled."""
+        try:
+            yield from self.decode(assignment, length, oldest)
+        except simpy.Interrupt:
+            assert self.env.active_process is not None
+            self.running.discard(self.env.active_process)
+
+    def decode(self, assignment: Assignment, length: int, oldest: list[int]) -> Process:
+        """A slot, then decoding; an update interrupts it."""
         with self.slots.request(priority=assignment.group) as slot:
             yield slot
             yield self.gate
@@ -149,7 +175,9 @@ class _Run:
                 try:
                     yield self.env.timeout(left_s)
                     left_s = 0.0
-                except simpy.Interrupt:
+                except simpy.Interrupt as interrupt:
+                    if interrupt.cause == CANCELLED:
+                        raise
                     left_s -= self.env.now - begun_s
                     yield self.gate
                     if self.scenario.partial == "restart" and left_s > 0:
@@ -211,6 +239,7 @@ class _Run:
                 yield self.news
                 step = self.compose()
             self.outcome.wait_s.append(self.env.now - asked_s)
+            self.stop()
             self.issue()
             yield self.env.timeout(scenario.train_s)
             self.flow.trained(step)
@@ -240,6 +269,7 @@ class _Run:
         yield self.env.timeout(self.scenario.update_s)
         self.flow.published(self.flow.version + 1)
         self.gate.succeed()
+        self.stop()
         self.issue()
 
 
@@ -273,6 +303,7 @@ def _config(scenario: Scenario) -> Any:
                 "staleness": scenario.staleness,
                 "staleness_policy": scenario.staleness_policy,
                 "partial": scenario.partial,
+                "surplus_groups": scenario.surplus_groups,
             },
         }
     )
