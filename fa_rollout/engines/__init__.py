@@ -1,1 +1,1 @@
-"""Engines that sample: the embedded one and the scripted one."""
+"""Engines that sample: the embedded one, the scripted one, and a real SGLang server on the CPU."""

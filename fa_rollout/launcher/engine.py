@@ -9,12 +9,12 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fa_rollout import config
+from fa_rollout.engines.embedded.launch import engine_command
 from fa_rollout.launcher.child import Child
 
 START_DEADLINE_S = 180.0
@@ -72,10 +72,13 @@ class EngineKeeper:
         self._ready_fd, write_fd = os.pipe()
         os.set_blocking(self._ready_fd, False)
         self._line, self._deadline_s = b"", time.monotonic() + START_DEADLINE_S
-        command = [sys.executable, "-m", "fa_rollout.engines.embedded", "--model", self._config.model]
-        command += ["--port", str(self._port), "--threads", str(self._config.num_threads)]
-        command += ["--max-running-requests", str(self._config.max_concurrent_samples)]
-        command += ["--ready-fd", str(write_fd), "--parent-pid", str(os.getpid())]
+        command = engine_command(
+            self._config.model,
+            port=self._port,
+            threads=self._config.num_threads,
+            ready_fd=write_fd,
+            options=["--max-running-requests", str(self._config.max_concurrent_samples)],
+        )
         try:
             self.child = Child.start("engine", command, pass_fds=(write_fd,), log=self._log, own_session=True)
         finally:

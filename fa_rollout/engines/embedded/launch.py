@@ -53,12 +53,8 @@ class EmbeddedEngine:
         """
         log: IO[bytes] = tempfile.TemporaryFile() if log_path is None else open(log_path, "a+b")  # noqa: SIM115
         ready_read, ready_write = os.pipe()
-        command = [
-            sys.executable, "-m", "fa_rollout.engines.embedded",
-            "--model", str(model_dir), "--host", host, "--port", str(port), "--threads", str(threads),
-            "--weight-version", weight_version, "--ready-fd", str(ready_write),
-            "--parent-pid", str(os.getpid()), *options,
-        ]  # fmt: skip
+        options = ["--host", host, "--weight-version", weight_version, *options]
+        command = engine_command(model_dir, port=port, threads=threads, ready_fd=ready_write, options=options)
         try:
             process = subprocess.Popen(
                 command,
@@ -100,6 +96,18 @@ class EmbeddedEngine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def engine_command(
+    model_dir: str | Path, *, port: int, threads: int, ready_fd: int, options: Sequence[str] = ()
+) -> list[str]:
+    """Command line of a server that ends with this process and tells its address on `ready_fd`."""
+    return [
+        *(sys.executable, "-m", "fa_rollout.engines.embedded", "--model", str(model_dir)),
+        *("--port", str(port), "--threads", str(threads)),
+        *("--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid())),
+        *options,
+    ]
 
 
 def _environment() -> dict[str, str]:
