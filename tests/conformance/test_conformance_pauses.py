@@ -112,9 +112,9 @@ def test_a_pause_by_somebody_else_longer_than_every_deadline_is_no_failure(
 
     async def work(pool: EnginePool) -> Completion:
         (call,) = await under_way(pool, 1, max_new_tokens=600)
-        await pause(8.0)
+        await pause(12.0)
         return await call
 
-    completion = target.with_pool(work, policy=quick(request_timeout_s=3.0))
+    completion = target.with_pool(work, policy=quick(request_timeout_s=8.0))
     assert (completion.finish, len(completion.output_ids)) == ("length", 600)
     assert_sampled_by(model, completion)
