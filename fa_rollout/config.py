@@ -79,7 +79,9 @@ class Rollout(_Section):
     partial: Literal["resume", "restart"] = "resume"
     """What becomes of a sample that an engine aborted."""
     surplus_groups: NotNegative = 0
-    """Over-sampling: groups in flight beyond what the staleness bound needs."""
+    """Over-sampling: groups in flight beyond what the staleness bound needs. Those that no step can train in
+    time once a version's last step is closed are cancelled then under `drop`, and given back under `retry`;
+    `wait` finishes them all and drops what no step took in time; `mask` and `keep` train them all."""
     max_attempts: Positive = 3
     max_rejections: Positive | None = None
     """Filtered groups in a row before the run stops; None: one epoch, but 64 at least and 1,000 at most."""

@@ -79,3 +79,30 @@ def test_the_smallest_limits_make_progress() -> None:
 def test_a_larger_bound_never_makes_the_trainer_wait_longer() -> None:
     idle = [play(staleness=eta, num_steps=80).trainer_idle for eta in (0, 1, 2, 4)]
     assert idle == sorted(idle, reverse=True)
+
+
+@pytest.mark.parametrize("policy", ["wait", "drop", "retry", "mask", "keep"])
+@pytest.mark.parametrize("eta", [0, 2])
+def test_over_sampling_makes_progress_within_the_bound_and_loses_no_group(policy: str, eta: int) -> None:
+    for rejection in (0.0, 0.5):
+        outcome = play(staleness_policy=policy, staleness=eta, surplus_groups=3, rejection=rejection)
+        check_counts(outcome, 16)
+        if policy in ("wait", "drop"):
+            assert max(outcome.staleness) <= eta
+        if policy == "retry":
+            assert outcome.counts["dropped"] <= outcome.counts["trained"]
+
+
+def test_cancelling_the_surplus_makes_steps_shorter_and_answers_too() -> None:
+    plain = play(staleness_policy="drop", staleness=0, num_steps=60)
+    surplus = play(staleness_policy="drop", staleness=0, num_steps=60, surplus_groups=4)
+    assert surplus.mean_step_s < 0.9 * plain.mean_step_s
+    assert surplus.counts["dropped"] > 0
+    assert surplus.length_bias < -0.05 < abs(plain.length_bias) + 0.05
+
+
+def test_waiting_for_the_surplus_keeps_lengths_as_they_are() -> None:
+    for seed in range(3):
+        outcome = play(staleness=0, surplus_groups=3, num_steps=80, seed=seed)
+        assert outcome.counts["dropped"] > 0
+        assert abs(outcome.length_bias) < 0.03
