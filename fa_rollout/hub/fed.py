@@ -5,8 +5,6 @@ Invariant: a payload is kept until its group is settled, so that a group can beg
 life; of every group that ends untrained the launcher is told once.
 """
 
-import msgspec
-
 from fa_rollout.hub.books import End
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow import Flow
@@ -73,14 +71,11 @@ class LauncherDesk:
             case m.Announce():
                 self._announce(message)
 
-    def committed(self, message: m.Commit) -> m.Commit:
-        """Pass on what came along with a record that the books took; returns the message without it."""
-        if not message.payload:
-            return message
+    def committed(self, message: m.Commit) -> None:
+        """Pass on what came along with a record that the books took."""
         self._core.outbox.to_launcher(
             m.Enclosed(group=message.group, attempt=message.attempt, payload=message.payload)
         )
-        return msgspec.structs.replace(message, payload=b"")
 
     def settled(self, message: m.Settled) -> None:
         """A group may have ended for this reason."""

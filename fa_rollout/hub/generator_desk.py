@@ -5,6 +5,8 @@ In: messages of one life of the generator. Out: changes of the books.
 
 from collections.abc import Callable
 
+import msgspec
+
 from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.books import Source, Stream
 from fa_rollout.hub.core import Core
@@ -60,8 +62,6 @@ class GeneratorDesk:
     def _group_news(self, message: m.Message, flow: Flow) -> None:
         match message:
             case m.Commit():
-                if self._launcher is not None:
-                    message = self._launcher.committed(message)
                 self._commit(message, flow)
             case m.Dispatched():
                 flow.books.dispatched(message.groups, message.version)
@@ -74,10 +74,13 @@ class GeneratorDesk:
 
     def _commit(self, message: m.Commit, flow: Flow) -> None:
         event = "refused"
+        bare = msgspec.structs.replace(message, payload=b"") if message.payload else message
         try:
-            event = "committed" if flow.commit(message) else "unwanted"
+            event = "committed" if flow.commit(bare) else "unwanted"
         except DescriptorRefused as error:
             self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
+        if event == "committed" and self._launcher is not None:
+            self._launcher.committed(message)
         self._core.log.write(event, group=message.group, attempt=message.attempt, sequence=message.sequence)
 
     def _settle(self, message: m.Settled, flow: Flow) -> None:

@@ -30,10 +30,8 @@ def test_an_exception_of_user_code_reaches_the_manager_with_its_traceback(
 ) -> None:
     made, router = engines()
     manager = Manager(arguments(tmp_path, router, custom_rm_path=f"{CODE}.reward_that_raises"))
-    update(made, 1)
     with pytest.raises(GeneratorFailed) as caught:
-        for step in range(3):
-            manager.generate(step)
+        train_async(manager, made, steps=range(6))
     text = str(caught.value)
     assert "ArithmeticError: the reward of group 2 cannot be computed" in text
     assert "user_code.py" in text
@@ -44,10 +42,8 @@ def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, 
     made, router = engines()
     changes = {"custom_rm_path": f"{CODE}.reward_that_raises", "fa_rollout_on_error": "retry"}
     manager = Manager(arguments(tmp_path, router, **changes))
-    update(made, 1)
     with pytest.raises(GeneratorFailed, match="attempt 3 of 3"):
-        for step in range(3):
-            manager.generate(step)
+        train_async(manager, made, steps=range(6))
 
 
 def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> None:
