@@ -119,5 +119,5 @@ def test_a_checkpoint_of_other_data_is_refused_with_both_named(rig: MakeRig) -> 
     with rig() as run, run.attach() as hook:
         state = hook.state_dict()
     with rig(data={"seed": 6}) as run, run.attach() as hook:  # noqa: SIM117
-        with pytest.raises(HookStateError, match="seed 5, found .*seed 6"):
+        with pytest.raises(HookStateError, match=r"seed 5, found .*seed 6"):
             hook.load_state_dict(state)
