@@ -40,7 +40,7 @@ class EngineInfo:
 
 
 async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
-    """Ask for the model and the server, and for one token.
+    """Ask for the model and the server, and for one token; an engine that stands paused for so long goes on.
 
     Raises:
         ControlFailed: it does not answer.
@@ -93,7 +93,13 @@ async def _one_token(engine: Engine, rid: str, limit_s: float) -> Completion:
     except HttpFailure as error:
         raise ControlFailed(f"{wish}, found {error}") from error
     except TimeoutError as error:
-        raise ControlFailed(f"{wish}, found silence for {limit_s:g} s; is it paused?") from error
+        found = f"silence for {limit_s:g} s"
+        if await control.looks_paused(engine):
+            # Whoever paused it for an update that takes so long would find it as it is: engines load under a
+            # lock of their own. A run that was killed in an update never comes back.
+            found += " in a pause that nobody ended; it goes on now"
+            await engine.call("POST", "/continue_generation", {})
+        raise ControlFailed(f"{wish}, found {found}") from error
     if len(reply.output_ids) != 1:
         raise ControlFailed(f"{wish}, found {len(reply.output_ids)} tokens and finish {reply.finish!r}")
     return reply

@@ -30,6 +30,13 @@ async def start_many(pool: EnginePool, count: int) -> list[asyncio.Task[Completi
     return calls
 
 
+def test_an_engine_that_a_dead_run_left_paused_goes_on_at_the_start() -> None:
+    with ScriptedEngine.start(SLOW) as engine:
+        post(engine, "/pause_generation", {"mode": "retract"})
+        completion = run_with(engine, ask, policy=quick(control_timeout_s=0.5, start_timeout_s=20.0))
+        assert completion.finish == "stop"
+
+
 @pytest.mark.parametrize("num_tokens", [0, 7])
 def test_an_abort_nobody_asked_for_is_a_normal_answer(num_tokens: int) -> None:
     with ScriptedEngine.start(SLOW, rules=[Rule(rid="-r", abort_after=num_tokens)]) as engine:
