@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--strikes", type=int, default=12, help="kills and stops in each job")
     parser.add_argument("--keep", type=Path, help="folder for the files of failed jobs")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended on the way out
     keep = options.keep or Path(tempfile.gettempdir(), "fa_rollout_chaos")
     struck: Counter[str] = Counter()
     exits: Counter[int] = Counter()

@@ -4,6 +4,7 @@ In: a folder. Out: engines on fixed ports that are started again whenever they d
 system below them. Nothing here kills anything; see `storm`.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -167,10 +168,8 @@ class Launch:
     def look(self) -> None:
         """Remember who is below the launcher now, and below those who were."""
         roots = [*self.seen.values()]
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             roots.append(psutil.Process(self.process.pid))
-        except psutil.NoSuchProcess:
-            pass
         for root in roots:
             try:
                 for process in root.children(recursive=True):

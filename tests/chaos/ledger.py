@@ -95,9 +95,7 @@ class Life:
         """The books of the checkpoint count from here on."""
         kept, unfinished = set(event["kept"]), set(event["unfinished"])
         for group in kept:
-            assert self.place.get(group) in ("committed", "handed"), (
-                f"group {group} is kept, but has no record"
-            )
+            assert self.place.get(group) in ("committed", "handed"), f"group {group} has no record"
         known = {group: "committed" if group in kept else "queued" for group in unfinished}
         self.trained = {group for group in range(event["cursor"]) if group not in unfinished}
         self.ended = {}
