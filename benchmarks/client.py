@@ -10,6 +10,7 @@ shape, and, where a checkout is given, slime's own `post` and `Sample`.
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -45,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 512
     in_flight: int = 512
     num_samples: int = 2048
-    """After the first wave."""
+    """Counted ones: between the first wave and the last."""
     latency_s: float = 1.0
     slime: str | None = None
 
@@ -55,17 +56,17 @@ def plan(*, quick: bool, slime: str | None) -> list[Row]:
     rows = [Row(kind="idle")] + [Row(kind="decode", tokens=tokens) for tokens in (512, 4096)]
     clients = ["pool", "httpx"] + (["slime"] if slime else [])
     for tokens in (512, 4096):
-        for in_flight, latency_s in ((32, 0.1), (512, 2.0), (4096, 8.0)):
+        for in_flight, latency_s in ((32, 0.1), (512, 2.0), (4096, 10.0)):
             if quick and (in_flight == 4096 or (tokens, in_flight) == (4096, 32)):
                 continue
-            for client in clients:
+            for client in clients if in_flight < 4096 else clients[:1]:  # the others need minutes there
                 num_samples = (512 if quick else 2048) if client == "pool" else 256
                 load = Row(kind="load", client=client, tokens=tokens, in_flight=in_flight)
                 rows.append(
                     msgspec.structs.replace(load, num_samples=num_samples, latency_s=latency_s, slime=slime)
                 )
     most = 1024 if quick else 8192
-    rows.append(Row(kind="load", in_flight=most, num_samples=most // 2, latency_s=most / 800))
+    rows.append(Row(kind="load", in_flight=most, num_samples=most // 2, latency_s=most / 400))
     rows.append(Row(kind="refill", in_flight=64, num_samples=1024 if quick else 4096, latency_s=0.2))
     rows.append(Row(kind="storm", tokens=40_000 if quick else 180_000, in_flight=16, num_samples=16))
     return rows
@@ -83,11 +84,6 @@ class Gaps:
         self._late_s: list[float] = []
         self._busy_s: list[float] = []
 
-    def begin(self) -> None:
-        """Forget what was before."""
-        self._late_s.clear()
-        self._busy_s.clear()
-
     async def beat(self) -> None:
         """Until cancelled."""
         while True:
@@ -96,9 +92,12 @@ class Gaps:
             self._late_s.append(time.perf_counter() - due)
             self._busy_s.append(time.thread_time() - busy_s)
 
-    def results(self) -> dict[str, dict[str, float]]:
-        """p50, p99 and the longest of both."""
-        return {"loop_gap_ms": _spread_ms(self._late_s), "loop_busy_ms": _spread_ms(self._busy_s)}
+    def take(self) -> dict[str, dict[str, float]]:
+        """p50, p99 and the longest of both since the last call."""
+        found = {"loop_gap_ms": _spread_ms(self._late_s), "loop_busy_ms": _spread_ms(self._busy_s)}
+        self._late_s.clear()
+        self._busy_s.clear()
+        return found
 
 
 async def pool_client(stack: AsyncExitStack, url: str, in_flight: int, slime: str | None) -> Ask:
@@ -164,35 +163,35 @@ CLIENTS = {"pool": pool_client, "httpx": httpx_client, "slime": slime_client}
 
 
 async def measure_load(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
-    """`in_flight` callers, each asking again when it is answered; the first wave is not counted."""
-    gaps, numbers = Gaps(), iter(range(row.in_flight + row.num_samples))
+    """`in_flight` callers, each asking again when it is answered; first and last wave do not count."""
+    gaps, numbers = Gaps(), iter(range(2 * row.in_flight + row.num_samples))
+    marks: dict[int, tuple[float, float, dict[str, Any]]] = {}
     num_done = num_tokens = 0
-    cpu_s = wall_s = 0.0
     async with AsyncExitStack() as stack:
         base_bytes = _resident_bytes()
         ask = await CLIENTS[row.client](stack, engine.url, row.in_flight, row.slime)
 
         async def caller() -> None:
-            nonlocal num_done, num_tokens, cpu_s, wall_s
+            nonlocal num_done, num_tokens
             for number in numbers:
                 count = await ask(number)
                 num_tokens += count
                 num_done += 1
-                if num_done == row.in_flight:
-                    cpu_s, wall_s = time.process_time(), time.perf_counter()
-                    gaps.begin()
+                if num_done in (row.in_flight, row.in_flight + row.num_samples):
+                    marks[num_done] = (time.process_time(), time.perf_counter(), gaps.take())
 
         async with asyncio.TaskGroup() as group:
             heart = group.create_task(gaps.beat())
             await asyncio.wait([group.create_task(caller()) for _ in range(row.in_flight)])
             heart.cancel()
         held_bytes = _resident_bytes() - base_bytes
+    (cpu_begin_s, begin_s, _), (cpu_end_s, end_s, found) = marks.values()
     return {
-        "cpu_ms_per_sample": 1e3 * (time.process_time() - cpu_s) / row.num_samples,
-        "samples_per_s": row.num_samples / (time.perf_counter() - wall_s),
+        "cpu_ms_per_sample": 1e3 * (cpu_end_s - cpu_begin_s) / row.num_samples,
+        "samples_per_s": row.num_samples / (end_s - begin_s),
         "tokens_per_sample": num_tokens / num_done,
         "memory_kib_per_request": held_bytes / 1024 / row.in_flight,
-        **gaps.results(),
+        **found,
     }
 
 
@@ -226,7 +225,7 @@ async def measure_storm(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
             calls = [group.create_task(ask(number)) for number in range(row.num_samples)]
             await asyncio.wait(calls)
             heart.cancel()
-    return {"tokens": sum(call.result() for call in calls), **gaps.results()}
+    return {"tokens": sum(call.result() for call in calls), **gaps.take()}
 
 
 async def measure_idle(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
@@ -234,7 +233,7 @@ async def measure_idle(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
     gaps = Gaps()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(gaps.beat(), 3.0)
-    return {**gaps.results()}
+    return {**gaps.take()}
 
 
 async def measure_decode(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
@@ -303,6 +302,8 @@ def script_of(row: Row) -> Script:
 def run_row(row: Row) -> dict[str, Any]:
     """One measurement, in this process."""
     logging.disable(logging.INFO)
+    gc.freeze()
+    gc.set_threshold(2_000, 10, 1_000)  # a full collection walks every object of every request in flight
     with ScriptedEngine.start(script_of(row)) as engine:
         return asyncio.run(_KINDS[row.kind](row, engine))
 
