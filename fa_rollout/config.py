@@ -191,6 +191,9 @@ class Run(_Section):
     grace_s: Seconds = 10.0
     generator_restarts: NotNegative = 5
     """Lives of the generator that may end by accident within ten minutes."""
+    replay: str | None = None
+    """The `events.jsonl` of a run with the same data: its steps are given out again, the same groups to the
+    same ranks in the same order."""
     heartbeat_s: Seconds = 10.0
     """A generator silent for so long is taken for stopped and is replaced."""
 

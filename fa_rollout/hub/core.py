@@ -8,6 +8,7 @@ from fa_rollout.config import Config
 from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.replay import Recording
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.world import Attachment, World
@@ -43,6 +44,8 @@ class Core:
     steps: Steps
     weights_dir: Path
     lineage: str
+    recording: Recording | None = None
+    """A run whose steps are given out again."""
     flow: Flow | None = None
     """None until the first generator has read the data."""
     generator_is_up: bool = False

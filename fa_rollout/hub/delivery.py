@@ -6,6 +6,7 @@ micro-batches.
 
 from fa_rollout.hub.composition import staleness
 from fa_rollout.hub.flow import Step
+from fa_rollout.hub.replay import Recording
 from trainer_hook.balance import SampleSize, split
 from trainer_hook.messages import Batch, Commit, Handout, Part
 
@@ -24,15 +25,22 @@ def loss_tokens(commit: Commit, member: int, oldest_allowed: int | None) -> int:
 
 
 def cut(
-    step: Step, *, dp_size: int, max_tokens_per_micro_batch: int | None, oldest_allowed: int | None
+    step: Step,
+    *,
+    dp_size: int,
+    max_tokens_per_micro_batch: int | None,
+    oldest_allowed: int | None,
+    recording: Recording | None = None,
 ) -> list[Batch]:
     """One `Batch` per data-parallel rank, `request` and `wait_s` left at 0.
 
     Args:
         oldest_allowed: version below which tokens leave the loss (the `mask` policy); None: none do.
+        recording: a run that says who gets what; None: the split is even in tokens.
 
     Raises:
-        UnsplittableBatch: fewer samples than ranks, or a sample longer than a micro-batch may be.
+        UnsplittableBatch: fewer samples than ranks, a sample longer than a micro-batch may be, or other ranks
+            or samples than the recorded run had.
     """
     commits = step.commits
     sizes = [
@@ -47,7 +55,10 @@ def cut(
             zip(commit.prompt_lens, commit.response_lens, strict=True)
         )
     ]
-    ranks = split(sizes, num_ranks=dp_size, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
+    if recording is None:
+        ranks = split(sizes, num_ranks=dp_size, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
+    else:
+        ranks = recording.parts(step.step, dp_size, {(size.record, size.member) for size in sizes})
     step.num_tokens = sum(size.loss_tokens for size in sizes)
     return [_batch(step, micro_batches, oldest_allowed) for micro_batches in ranks]
 

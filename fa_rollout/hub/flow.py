@@ -11,6 +11,7 @@ from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
 from fa_rollout.hub.books import Books, End, Group, Source
 from fa_rollout.hub.meter import Meter
+from fa_rollout.hub.replay import Recording
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
@@ -56,8 +57,14 @@ class Flow:
         *,
         lineage: str,
         note: Note = lambda event, **values: None,
+        recording: Recording | None = None,
     ) -> None:
-        """`note`: takes what happens to groups here and nowhere else."""
+        """
+        Args:
+            note: takes what happens to groups here and nowhere else.
+            recording: a run whose steps are to be given out again.
+        """
+        self.recording = recording
         rollout = config.rollout
         self._note = note
         groups_per_version = rollout.groups_per_step * rollout.update_interval
@@ -175,6 +182,8 @@ class Flow:
 
     def compose(self) -> Step | composition.Wait:
         """Close the next step, or say what it waits for. Overdue groups are settled on the way."""
+        if self.recording is not None:
+            return self._compose_as(self.recording)
         self._settle_overdue()
         counts = self.books.counts()
         is_over = self.books.num_left == 0 and not self.books.stream.is_open
@@ -190,6 +199,13 @@ class Flow:
         if isinstance(decision, composition.Wait):
             return decision
         return self._close(decision.groups)
+
+    def _compose_as(self, recording: Recording) -> Step | composition.Wait:
+        for group in self.books.committed():
+            if group.group not in recording.groups:
+                self._drop(group, "the recorded run did not train it")
+        decision = recording.compose(self.step, self.books)
+        return decision if isinstance(decision, composition.Wait) else self._close(decision.groups)
 
     def take_hopeless(self) -> list[int]:
         """Groups that the generator is to stop, since no step can train them any more; each sweep once.
@@ -217,6 +233,10 @@ class Flow:
 
     def starved(self) -> str | None:
         """Why no batch can ever close as things stand; None while one can."""
+        if self.recording is not None and not self.all_composed:
+            obstacle = self.recording.obstacle(self.step, self.books)
+            if obstacle is not None:
+                return obstacle
         counts = self.books.counts()
         if counts.issued or counts.running or self.held or self.all_composed:
             return None
@@ -240,19 +260,20 @@ class Flow:
         for name in overdue:
             group = self.books.groups[name]
             assert group.commit is not None
-            self.table.discard(group.commit.sequence)
-            starts_again = self._starts_again(group)
-            self._note(
-                Settlement.RETURNED if starts_again else Settlement.DROPPED,
-                group=name,
-                attempt=group.attempt,
-                reason=f"oldest token of version {group.commit.oldest_version}",
-            )
-            if starts_again:
+            reason = f"oldest token of version {group.commit.oldest_version}"
+            if self._starts_again(group):
+                self.table.discard(group.commit.sequence)
+                self._note(Settlement.RETURNED, group=name, attempt=group.attempt, reason=reason)
                 self.books.requeue(group)
             else:
-                self.meter.dropped_tokens += sum(group.commit.response_lens)
-                self.books.end(group, End.DROPPED)
+                self._drop(group, reason)
+
+    def _drop(self, group: Group, reason: str) -> None:
+        assert group.commit is not None
+        self.table.discard(group.commit.sequence)
+        self._note(Settlement.DROPPED, group=group.group, attempt=group.attempt, reason=reason)
+        self.meter.dropped_tokens += sum(group.commit.response_lens)
+        self.books.end(group, End.DROPPED)
 
     def _starts_again(self, group: Group) -> bool:
         """Whether an overdue group goes back to the data: by policy, or since fed prompts are not lost."""

@@ -150,4 +150,11 @@ class GeneratorDesk:
 
     def _flow(self, source: Source) -> Flow:
         core = self._core
-        return Flow(core.config, source, core.table, lineage=core.lineage, note=core.log.write)
+        return Flow(
+            core.config,
+            source,
+            core.table,
+            lineage=core.lineage,
+            note=core.log.write,
+            recording=core.recording,
+        )

@@ -15,6 +15,7 @@ import secrets
 from pathlib import Path
 
 from fa_rollout.config import Config
+from fa_rollout.hub import replay
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.evaluations import Evaluations
@@ -26,7 +27,7 @@ from fa_rollout.hub.rank_desk import RankDesk
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.watch import Watch
-from fa_rollout.hub.world import World
+from fa_rollout.hub.world import Attachment, World
 from shm.ring import RingTable
 from trainer_hook.messages import Drop, Start, Tail
 
@@ -66,6 +67,7 @@ class Hub:
             steps=Steps(config, world, outbox.to_rank, log.write),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
+            recording=None if config.run.replay is None else replay.read(config.run.replay),
         )
         log.write("began", run=run, lineage=self.core.lineage)
         self.ranks = RankDesk(self.core)
@@ -84,6 +86,7 @@ class Hub:
         if core.flow is None or core.fatal is not None:
             return
         self._issue(core.flow)
+        self._serve_slow(core.flow)
         if core.updates.phase is Phase.IDLE:
             self._serve(core.flow)
             self._stop_hopeless(core.flow)
@@ -132,15 +135,28 @@ class Hub:
         for rank in world.waiting():
             if rank.waiting is None:
                 return  # all were refused at once
-            outcome = core.steps.serve(rank, flow, core.table)
-            if isinstance(outcome, Wait):
-                core.batch_waits_for = outcome.reason
+            wait = self._hand(rank, flow)
+            if wait is not None:
+                core.batch_waits_for = wait.reason
                 starved = flow.starved()
                 if starved is not None:
                     core.refuse_waiting("Stalled", starved)
                 return
-            if outcome is not None:
-                core.log.write("handed", step=outcome.step, rank=rank.hello.dp_rank, peer=rank.hello.peer)
+
+    def _serve_slow(self, flow: Flow) -> None:
+        """Give ranks their part of steps that others have got: these may wait for them in an update."""
+        for rank in self.core.world.waiting():
+            if rank.waiting is not None and self.core.steps.has(rank.waiting.step):
+                self._hand(rank, flow)
+
+    def _hand(self, rank: Attachment, flow: Flow) -> Wait | None:
+        core = self.core
+        outcome = core.steps.serve(rank, flow, core.table)
+        if isinstance(outcome, Wait):
+            return outcome
+        if outcome is not None:
+            core.log.write("handed", step=outcome.step, rank=rank.hello.dp_rank, peer=rank.hello.peer)
+        return None
 
     def _refuse_crossed(self) -> None:
         """Ranks in different calls would wait for one another for ever."""

@@ -47,6 +47,10 @@ class Steps:
         """The world is gone."""
         self._open.clear()
 
+    def has(self, step: int) -> bool:
+        """Whether a step is on its way through the ranks."""
+        return step in self._open
+
     def next_step(self, rank: Attachment) -> int | None:
         """The step that a rank has yet to finish; None when it is done with all that are open."""
         unfinished = [number for number, o in self._open.items() if rank.key not in o.outcomes]
@@ -116,6 +120,7 @@ class Steps:
                 dp_size=self._world.dp_size,
                 max_tokens_per_micro_batch=self._config.trainer.max_tokens_per_micro_batch,
                 oldest_allowed=oldest,
+                recording=flow.recording,
             )
         except UnsplittableBatch as error:
             flow.returned(step)

@@ -1,6 +1,7 @@
 """`python -m tests.chaos --runs N --seed S`: storms over many jobs, each checked to the last token."""
 
 import argparse
+import re
 import shutil
 import signal
 import sys
@@ -30,7 +31,7 @@ def weather(folder: Path, *, seed: int, num_steps: int, num_strikes: int) -> Acc
         truth.check_truth(job, samples)
         left = [path.name for path in (job.folder / "tmp").iterdir() if path.name.startswith("fa_rollout-")]
         assert len(left) <= account.struck["launcher SIGKILL"], f"folders of dead runs are left: {left}"
-        account.struck["untrained ends"] += len(settled)
+        account.untrained.update(re.sub(r"\d+", "N", why)[:100] for why in settled.values())
     return account
 
 
@@ -45,6 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended on the way out
     keep = options.keep or Path(tempfile.gettempdir(), "fa_rollout_chaos")
     struck: Counter[str] = Counter()
+    untrained: Counter[str] = Counter()
     exits: Counter[int] = Counter()
     num_failed = 0
     for seed in range(options.seed, options.seed + options.runs):
@@ -59,13 +61,14 @@ def main() -> int:
             continue
         shutil.rmtree(folder)
         struck += account.struck
+        untrained += account.untrained
         exits += account.exits
         took_s = time.monotonic() - started_s
         print(f"seed {seed} took_s={took_s:.0f} launches={account.lives_of_launch} kills={account.num_kills}")
         sys.stdout.flush()
     num_kills = sum(number for name, number in struck.items() if "KILL" in name)
     print(f"runs={options.runs} failed={num_failed} kills={num_kills} struck={dict(sorted(struck.items()))}")
-    print(f"exits={dict(sorted(exits.items()))}")
+    print(f"exits={dict(sorted(exits.items()))} untrained={dict(untrained)}")
     return 1 if num_failed else 0
 
 

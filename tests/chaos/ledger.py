@@ -65,7 +65,7 @@ class Life:
 
     def _end(self, event: Event) -> None:
         self._move(event["group"], ("issued", "committed"), event["event"])
-        self.ended[event["group"]] = event["event"]
+        self.ended[event["group"]] = f"{event['event']}: {event.get('reason', '')}"
 
     def _generator_died(self, event: Event) -> None:
         for group in event["requeued"]:

@@ -45,6 +45,8 @@ class Account:
 
     struck: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
+    untrained: Counter[str] = field(default_factory=Counter)
+    """Why groups ended that were not trained."""
     lives_of_launch: int = 0
 
     @property

@@ -81,13 +81,15 @@ class Rig:
                 return message
             self.notices.append(message.text)
 
-    def attach(self, rank: int = 0, size: int = 1) -> TrainerHook:
+    def attach(self, rank: int = 0, size: int = 1, *, peer: int = 0, num_peers: int = 1) -> TrainerHook:
         return TrainerHook.attach(
             address=self.address,
             run=self.run_id,
             token=self.token,
             dp_rank=rank,
             dp_size=size,
+            peer=peer,
+            num_peers=num_peers,
             timeout_s=20,
         )
 
