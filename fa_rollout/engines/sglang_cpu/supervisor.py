@@ -31,6 +31,7 @@ _HEALTH_TIMEOUT_S = 25.0
 _POLL_S = 0.5
 _END_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = "multiprocessing.resource_tracker"
 _LIBC = ctypes.CDLL(None)
 # Proxy variables of the environment must not catch loopback traffic.
@@ -138,6 +139,8 @@ class Supervisor:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, tell)
+        # The children of a service that dies become ours, and are found below us.
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         return self
 
     def __exit__(self, *_: object) -> None:
