@@ -43,9 +43,9 @@ class WeightUpdate:
         generating meanwhile, and stand still only while they load, at the end of the block.
 
         Args:
-            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the path
-                of a folder where the leader has written safetensors files itself. A folder other than `path`
-                stays yours, and must stay until the next version is published.
+            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the
+                path of a folder where the leader has written safetensors files itself. A folder other than
+                `path` stays yours, and must stay until the next version is published.
 
         Raises:
             PublishFailed: the leader could not write the files.

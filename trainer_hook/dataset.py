@@ -1,0 +1,46 @@
+"""Batches for people who want a `torch.utils.data.DataLoader`.
+
+    from trainer_hook.dataset import RolloutDataset
+
+    loader = DataLoader(RolloutDataset(hook), batch_size=None)
+    for batch in loader:                                   # one `Batch` a step, this rank's part
+        for micro_batch in batch.micro_batches():
+            loss(model, micro_batch, batch.num_tokens_global).backward()
+        optimizer.step()
+        with hook.update_weights() as update:
+            update.push(model)
+
+In: a hook. Out: its steps, until the data ends. Invariant: a batch is a copy, so that it outlives its lease;
+the hub counts a step as trained when it is given out, and `hook.state_dict()` between two steps is right all
+the same: what a checkpoint does not cover comes again.
+"""
+
+from collections.abc import Iterator
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from trainer_hook.batch import Batch
+from trainer_hook.errors import EndOfData, HookStateError
+from trainer_hook.hook import TrainerHook
+
+
+class RolloutDataset(IterableDataset[Batch]):
+    """The steps of a run from where the hook stands; one iteration goes through all that are left."""
+
+    def __init__(self, hook: TrainerHook) -> None:
+        self._hook = hook
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Raises as `TrainerHook.next_batch` does, apart from EndOfData, which ends the iteration."""
+        if get_worker_info() is not None:
+            raise HookStateError(
+                "a rollout dataset must be read in the trainer's own process, found a worker; generation is a "
+                "process of its own already: pass num_workers=0 to the DataLoader"
+            )
+        while True:
+            try:
+                with self._hook.next_batch(copy=True) as batch:
+                    pass
+            except EndOfData:
+                return
+            yield batch
