@@ -34,8 +34,8 @@ class RolloutDataset(IterableDataset[Batch]):
         """Raises as `TrainerHook.next_batch` does, apart from EndOfData, which ends the iteration."""
         if get_worker_info() is not None:
             raise HookStateError(
-                "a rollout dataset must be read in the trainer's own process, found a worker; generation is a "
-                "process of its own already: pass num_workers=0 to the DataLoader"
+                "a rollout dataset must be read in the trainer's own process, found a worker; generation is "
+                "a process of its own already: pass num_workers=0 to the DataLoader"
             )
         while True:
             try:
