@@ -293,6 +293,21 @@ def test_an_engine_that_does_not_load_is_an_error_with_its_message(tmp_path: Pat
             run_with(engine, work)
 
 
+def test_an_engine_that_wants_an_update_announced_gets_it_announced(tmp_path: Path) -> None:
+    text = '{"success": false, "message": "update_weights_from_disk must run between the two"}'
+    rule = Rule(path="/update_weights_from_disk", status=400, body=text, times=1)
+    with ScriptedEngine.start(SLOW, rules=[rule]) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            assert await pool.versions() == {engine.url: "0:1"}
+
+        run_with(engine, work)
+        update = "/update_weights_from_disk"
+        posts = [r.path for r in engine.requests() if r.method == "POST" and r.path != "/generate"]
+        assert posts == [update, "/begin_weight_update", update, "/end_weight_update"]
+
+
 def test_an_engine_that_refuses_to_pause_leaves_none_paused() -> None:
     refuses = Rule(path="/pause_generation", status=500, body="no")
     with ScriptedEngine.start(SLOW) as good, ScriptedEngine.start(SLOW, rules=[refuses]) as bad:

@@ -33,6 +33,7 @@ class EngineServer:
         self._is_healthy = True
         self.core = Core(script, self._deliver)
         self._streams = Streams(self.core)
+        self._is_bracketed = False
         self.configure(script)
         render.warm(script.vocab_size, script.weight_version)
         self._routes: dict[tuple[str, str], Callable[[Exchange, dict[str, Any]], None]] = {
@@ -47,6 +48,8 @@ class EngineServer:
             ("POST", "/pause_generation"): self._pause,
             ("POST", "/continue_generation"): self._continue,
             ("POST", "/update_weights_from_disk"): self._update,
+            ("POST", "/update_weights_from_tensor"): self._update_pushed,
+            ("POST", "/update_weights_from_distributed"): self._update_pushed,
             ("POST", "/update_weight_version"): self._set_version,
             ("GET", "/flush_cache"): self._flush,
             ("POST", "/flush_cache"): self._flush,
@@ -54,8 +57,8 @@ class EngineServer:
         if script.protocol == "0.5.23":
             self._routes |= {
                 ("GET", "/ready"): lambda e, b: e.send(200 if self._is_ready() else 503, b""),
-                ("POST", "/begin_weight_update"): self._bracket,
-                ("POST", "/end_weight_update"): self._bracket,
+                ("POST", "/begin_weight_update"): lambda e, b: self._bracket(e, begins=True),
+                ("POST", "/end_weight_update"): lambda e, b: self._bracket(e, begins=False),
             }
 
     async def start(self) -> None:
@@ -243,8 +246,19 @@ class EngineServer:
         self.core.go_on()
         exchange.send_json({"message": "Generation continued successfully.", "status": "ok"})
 
-    def _bracket(self, exchange: Exchange, _body: dict[str, Any]) -> None:
+    def _bracket(self, exchange: Exchange, *, begins: bool) -> None:
+        self._is_bracketed = begins
         exchange.send_json({"success": True, "message": "ok"})
+
+    def _update_pushed(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """Tensors that come over the wire; newer engines want them announced."""
+        if self.script.protocol == "0.5.23" and not self._is_bracketed:
+            text = "must run between /begin_weight_update and /end_weight_update."
+            exchange.send_json({"success": False, "message": text}, 400)
+            return
+        if body.get("weight_version") is not None:
+            self.core.set_label(str(body["weight_version"]))
+        exchange.send_json({"success": True, "message": "Success"})
 
     def _update(self, exchange: Exchange, body: dict[str, Any]) -> None:
         if body.get("abort_all_requests"):

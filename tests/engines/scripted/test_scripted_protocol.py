@@ -243,6 +243,22 @@ def test_setting_the_version_label_aborts_everything_by_default() -> None:
         run_with(engine, work)
 
 
+def test_newer_engines_want_pushed_tensors_announced_and_older_ones_do_not() -> None:
+    update = ("/update_weights_from_tensor", {"serialized_named_tensors": [], "weight_version": "7"})
+
+    async def work(plain: Plain) -> list[int]:
+        statuses = [(await plain.post(*update))[0]]
+        for path, body in (("/begin_weight_update", {}), update, ("/end_weight_update", {}), update):
+            statuses.append((await plain.post(path, body))[0])
+        assert (await plain.get("/model_info"))[1]["weight_version"] == "7"
+        return statuses
+
+    with start() as engine:
+        assert run_with(engine, work) == [400, 200, 200, 200, 400]
+    with start(protocol="0.5.15") as engine:
+        assert run_with(engine, work) == [200, 404, 200, 404, 200]
+
+
 def test_older_engines_tell_one_version_and_know_no_brackets() -> None:
     with start(protocol="0.5.15", tokens_per_s=0.0) as engine:
 
