@@ -1,4 +1,4 @@
-"""The slime plug-in: `--rollout-function-path fa_rollout.entry`. Nothing outside of this package imports slime.
+"""The slime plug-in: `--rollout-function-path fa_rollout.entry`. Nothing outside of here imports slime.
 
-The rollout manager's process is launcher and only rank of a run whose generator is `fa_rollout.slime.generator`.
+The rollout manager's process is launcher and only rank of a run; the generator is `generator.py` here.
 """

@@ -23,13 +23,14 @@ def check_arguments(args: Any) -> None:
     """
     if getattr(args, "colocate", False) or getattr(args, "offload_rollout", False):
         raise ConfigError(
-            "fa_rollout needs engines that keep their memory: with --colocate or --offload-rollout slime takes "
-            "it away under requests that are running, which kills the engines; give rollout GPUs of their own "
-            "(--rollout-num-gpus) and train with train_async.py"
+            "fa_rollout needs engines that keep their memory: with --colocate or --offload-rollout slime "
+            "takes it away under requests that are running, which kills the engines; give rollout GPUs of "
+            "their own (--rollout-num-gpus) and train with train_async.py"
         )
     if not getattr(args, "rollout_global_dataset", True):
         raise ConfigError(
-            "fa_rollout takes prompts from slime's data source: it cannot go with --disable-rollout-global-dataset"
+            "fa_rollout takes prompts from slime's data source: it cannot go with "
+            "--disable-rollout-global-dataset"
         )
 
 

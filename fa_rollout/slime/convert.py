@@ -1,7 +1,8 @@
 """slime's train data from samples, in tensors that slime's own next step takes over as they are.
 
-In: flat samples. Out: the dictionary that slime's rollout manager makes itself, with the long columns as int64,
-int32 and float32 tensors. Invariant: equal, value by value, to what slime's own conversion and tensorizing give.
+In: flat samples. Out: the dictionary that slime's rollout manager makes itself, with the long columns as
+int64, int32 and float32 tensors. Invariant: equal, value by value, to what slime's own conversion and its
+tensorizing give.
 
 N samples.
 """
@@ -145,7 +146,7 @@ def _top_p(samples: Sequence[Any]) -> dict[str, Any]:
         holds = ids is not None and offsets is not None and len(offsets) == sample.response_length + 1
         if not holds or int(offsets[-1]) != len(ids):
             raise ValueError(
-                f"a top-p replay must have {sample.response_length + 1} offsets that end at its number of ids; "
+                f"a top-p replay must have {sample.response_length + 1} offsets, the last its number of ids; "
                 f"sample {sample.index} has not: sample with engines that return kept top-p ids"
             )
     return {

@@ -1,7 +1,7 @@
 """slime's `generate` for plain prompts, by fa_rollout's client.
 
-In: slime's arguments, a sample, sampling parameters, as slime's own function takes them. Out: the sample, with
-the same fields set as slime's own would have set them; aborted answers are dealt with inside, by
+In: slime's arguments, a sample, sampling parameters, as slime's own function takes them. Out: the sample,
+with the same fields set as slime's own would have set them; aborted answers are dealt with inside, by
 `--partial-rollout`: resumed (and masked, if asked for), else restarted.
 
 Invariant: the engine's ids and log-probabilities reach the sample without a Python object per token but those
@@ -23,7 +23,7 @@ from fa_rollout.slime.upstream import Upstream
 
 
 class EarlyStart:
-    """Turns that begin while slime is still being imported, so that a generator's death costs engines little."""
+    """Turns that begin while slime is still being imported: a generator's death costs the engines little."""
 
     def __init__(self, args: Any, requester: Requester) -> None:
         self._args = args

@@ -1,5 +1,5 @@
-"""What a slime user can set of fa_rollout: attributes `fa_rollout_<name>` of slime's arguments, or environment
-variables `FA_ROLLOUT_<NAME>`.
+"""What a slime user can set of fa_rollout: attributes `fa_rollout_<name>` of slime's arguments, or variables
+`FA_ROLLOUT_<NAME>` of the environment.
 
 Attributes come from the YAML file of slime's `--custom-config-path`; they win over the environment.
 """
@@ -25,15 +25,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     staleness_policy: Literal["wait", "drop", "retry", "mask", "keep"] = "wait"
     """What becomes of groups that would pass the bound; `wait` holds the batch until they are in it."""
     arrays: bool = False
-    """Numpy arrays in `Sample.tokens`, `.rollout_log_probs` and `.loss_mask` in place of lists."""
+    """Numpy arrays in `Sample.tokens` (int64) and `.rollout_log_probs` (float32) in place of lists."""
     on_error: Literal["raise", "retry"] = "raise"
-    """What an exception in generate, reward, hook or filter does: end the run with its traceback, or start the
-    group again, `max_attempts` times in all, and then end the run."""
+    """What an exception in generate, reward, hook or filter does: end the run with its traceback, or start
+    the group again, until `max_attempts` are used up."""
     max_attempts: int = 3
+    """Of a group, with `on_error = retry` or `staleness_policy = retry`."""
     fast_client: bool = True
     """Sample plain prompts by fa_rollout's client; False: by slime's own `generate`."""
     ring_bytes: int | str | None = None
-    """Shared memory between generator and manager, as a number or as `"256MiB"`; None: by batch and lengths."""
+    """Shared memory between generator and manager, such as `"256MiB"`; None: by batch and lengths."""
     stall_s: float | str = 3600.0
     """Longest wait for a batch; the error says who waits for whom."""
     request_timeout_s: float | str = 7200.0

@@ -181,7 +181,7 @@ class Run:
                 self._hub.send(m.Feed(payloads=payloads))
 
     def _encode_ids(self, group: Sequence[Any]) -> list[int]:
-        """Ids of the prompt that a group shares; empty where slime itself must find them, sample by sample."""
+        """Ids of the prompt that a group shares; empty where slime itself must find them."""
         first = group[0]
         is_plain = all(s.prompt == first.prompt and not s.tokens and not s.multimodal_inputs for s in group)
         if not is_plain or not isinstance(first.prompt, str):

@@ -159,8 +159,8 @@ class SlimeRunner:
             self._renew(group, aborted, pickled)
             await asyncio.sleep(min(_BACKOFF_CAP_S, _BACKOFF_S * 2**round_number))
         raise NoProgress(
-            f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time between "
-            "weight updates, which --partial-rollout bears"
+            f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time "
+            "between weight updates, which --partial-rollout bears"
         )
 
     def _renew(self, group: list[Any], aborted: list[int], pickled: bytes) -> None:
@@ -172,7 +172,7 @@ class SlimeRunner:
                 self.num_restarted_samples += 1
 
     def _drops(self, slime: Upstream, job: Job, group: list[Any]) -> bool:
-        """Ask the dynamic filter; a dropped group is settled here, with all its samples if somebody wants them."""
+        """Ask the dynamic filter; a dropped group is settled here, with its samples if somebody wants all."""
         path = self._args.dynamic_sampling_filter_path
         if path is None:
             return False

@@ -1,8 +1,8 @@
 """What slime's checkpoint does not keep: prompts that were taken from the data source and not trained yet.
 
-Written as each call of the rollout function ends, beside slime's own state of the data source, and read by the
-first call after a restart. `train_async` saves step k after the call for k + 1 has ended, `train.py` before;
-which of the two it was shows in the position of the data source that slime has loaded:
+Written as each call of the rollout function ends, beside slime's own state of the data source, and read by
+the first call after a restart. `train_async` saves step k after the call for k + 1 has ended, `train.py`
+before; which of the two it was shows in the position of the data source that slime has loaded:
 
 | the data source stands where it stood at the end of | undelivered is |
 |---|---|
@@ -74,7 +74,7 @@ def undelivered(load: str | None, rollout_id: int, position: Position) -> list[b
         logger.warning(
             "event=sidecar_unused rollout_id=%d text=%s",
             rollout_id,
-            f"the data source stands at {position}, and no file fa_rollout_*.pkl in {load}/rollout was written "
+            f"the data source stands at {position}, and no fa_rollout_*.pkl in {load}/rollout was written "
             "there: prompts that were under way at the checkpoint are not given again",
         )
     return []

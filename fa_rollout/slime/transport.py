@@ -1,8 +1,8 @@
-"""slime's `post` over a lean connection: what custom generate functions call, unchanged, at a fraction of the cost.
+"""slime's `post` over a lean connection: what custom generate functions call, unchanged, at less cost.
 
 In: url, payload, retries and headers as slime's `http_utils._post` takes them. Out: the decoded answer.
-Invariant: an answer that says the request is wrong raises at once; all else is tried again as slime does, once
-a second, and the last failure is raised.
+Invariant: an answer that says the request is wrong raises at once; all else is tried again as slime does,
+once a second, and the last failure is raised.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
-"""The names of slime that fa_rollout uses, all in one place. Importing them imports torch: call when needed."""
+"""The names of slime that fa_rollout uses, all in one place; importing them imports torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

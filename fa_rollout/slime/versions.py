@@ -28,7 +28,7 @@ class VersionClock:
         return self.trained_by(max(step - 1, self.first_step))
 
     def saw(self, newest: int, step: int) -> bool:
-        """Take note of the newest version among a batch's tokens; True when the clock was behind and is set."""
+        """Take note of the newest version of a batch's tokens; True when the clock was behind and is set."""
         excess = newest - self.trained_by(step)
         if excess <= 0:
             return False

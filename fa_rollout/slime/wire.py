@@ -1,7 +1,7 @@
 """What crosses the inherited sockets between slime's rollout manager and its generator.
 
-One way a group's prompts, the other way what its samples hold beside the record: everything of slime's `Sample`
-but the three long lists, which go through the ring.
+One way a group's prompts, the other way what its samples hold beside the record: everything of slime's
+`Sample` but the three long lists, which go through the ring.
 
 Invariant: pickles come from inherited descriptors, or from a file in the run's private folder that such a
 message names; never from a socket that others can reach, and never from the ring.

@@ -1,7 +1,7 @@
-"""slime's rollout manager and train loop in small, around the real plug-in, its real children and scripted engines.
+"""slime's rollout manager and train loop in small, around the real plug-in and scripted engines.
 
-`Manager` calls the rollout function as slime's does; `train_async` keeps slime's order of calls: version 1 first,
-then for each step the next rollout before this step's save and update.
+`Manager` calls the rollout function as slime's does; `train_async` keeps slime's order of calls: version 1
+first, then for each step the next rollout before this step's save and update.
 """
 
 import json
@@ -165,7 +165,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> None:
 
 
 def assert_true_to_engine(sample: Sample) -> None:
-    """Ids are those that the scripted engine gives for the prompt; each log-probability is of a told version."""
+    """Ids are those that the scripted engine gives for the prompt; log-probabilities are of told versions."""
     num_prompt = len(sample.tokens) - sample.response_length
     key = sequence_key(np.array(sample.tokens[:num_prompt]))
     response = np.array(sample.tokens[num_prompt:])

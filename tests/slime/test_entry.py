@@ -1,4 +1,4 @@
-"""`fa_rollout.entry` in slime's hands: whole groups, once each, true to the engine, within the staleness bound."""
+"""`fa_rollout.entry` in slime's hands: whole groups, once each, true to the engine, within the bound."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What breaks is told, or is repaired, and no group is lost: errors of user code, deaths, restarts, resumes."""
+"""What breaks is told, or is repaired, and no group is lost: errors of user code, deaths, resumes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The plug-in's pure parts: versions by slime's order of calls, prompts, sidecars, options, what crosses the wire."""
+"""The plug-in's pure parts: versions by slime's order of calls, prompts, sidecars, options, wire."""
 
 import pickle
 from pathlib import Path

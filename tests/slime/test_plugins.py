@@ -1,4 +1,4 @@
-"""slime's own plug-in points, run unchanged: generate functions, rewards, hooks, filters, whole-batch functions."""
+"""slime's own plug-in points, run unchanged: generate functions, rewards, hooks, filters."""
 
 from collections.abc import Callable
 from pathlib import Path

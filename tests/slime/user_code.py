@@ -1,4 +1,4 @@
-"""What a slime user writes: rewards, generate functions, hooks, filters. Found by path, run in the generator."""
+"""What a slime user writes: rewards, generate functions, hooks, filters; run in the generator."""
 
 import asyncio
 import copy
