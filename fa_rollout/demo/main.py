@@ -21,7 +21,7 @@ from fa_rollout.demo.plan import Plan, prepare
 from fa_rollout.demo.view import COLUMNS, View, cells
 from fa_rollout.engines.sglang_cpu.commands import HOST, free_port
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
-from fa_rollout.launcher.ending import EXIT_REFUSED
+from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
 from fa_rollout.launcher.launch import Ended, Seat, launch
 
 _SETTLED = ("trained", "filtered", "failed", "dropped")
@@ -105,7 +105,7 @@ def _conclude(console: Console, plan: Plan, view: View, ended: Ended) -> None:
         )
     if ended.counts is not None:
         console.print(statement(ended.counts), soft_wrap=True, highlight=False)
-    if ended.exit_code:
+    if ended.exit_code and ended.exit_code not in INTERRUPTED_CODES:
         _show_log(console, plan)
 
 

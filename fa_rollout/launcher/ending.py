@@ -18,10 +18,10 @@ EXIT_CODES = {
 }
 """Any other number is the trainer's own exit code, 128 + n when signal n ended it."""
 
-EXIT_GIVEN_UP = 1
 EXIT_REFUSED = 2
 EXIT_ENGINE_LOST = 69
 EXIT_HUB_LOST = 70
+INTERRUPTED_CODES = frozenset(128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 _DRAIN_SHARE = 0.6
 _SHORT_S = 2.0
 """Patience, and grace, after a loss that the trainer cannot survive."""
