@@ -103,4 +103,5 @@ def test_the_reference_page_is_that_of_this_code() -> None:
         text=True,
         check=True,
     )
-    assert made.stdout == (root / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert made.stdout == page, "make it again: scripts/config-reference > docs/configuration.md"
