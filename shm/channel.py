@@ -91,6 +91,10 @@ class Channel:
             except BlockingIOError:
                 return False
             except (BrokenPipeError, ConnectionResetError):
+                self._break()  # what the peer had sent before it left is still read
+                return True
+            except OSError as error:
+                self._end = self._end or (ChannelError, f"the kernel refused to send: {error}")
                 self._break()
                 return True
             self._sent_bytes += sent
@@ -162,8 +166,7 @@ class Channel:
     def peer_ended(self) -> None:
         """Note that `peer_pidfd` fired: take in all that the peer sent, then the stream counts as ended.
 
-        A forked child of the peer may hold its socket open, so the end of the stream alone would come too
-        late.
+        A forked child of the peer may hold its socket open: the end of the stream would come too late.
         """
         self._fill(None)
         if self._end is None:
@@ -190,10 +193,10 @@ class Channel:
                     break
         except BlockingIOError:
             pass
-        except ConnectionResetError:
-            self._end = (ChannelClosed, self._farewell())
         except ChannelError as error:
             self._end = (type(error), str(error))
+        except ConnectionError:
+            self._end = (ChannelClosed, self._farewell())
         finally:
             self._received_bytes += total
 
@@ -266,8 +269,7 @@ class Channel:
         self._end = self._end or (ChannelClosed, "the channel was closed by this process")
 
     def disarm(self) -> None:
-        """Drop a forked child's copy, so that the child can neither speak for its parent nor hold its line
-        open."""
+        """Drop a forked child's copy: the child neither speaks for its parent nor holds its line open."""
         self.close()
         self._end = (
             ChannelClosed,

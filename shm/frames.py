@@ -50,7 +50,7 @@ class Outbox:
             )
         frame = FRAME.pack(MAGIC, len(payload)) + payload
         if fds:
-            self._fds[id(frame)] = [os.dup(fd) for fd in fds]
+            self._fds[id(frame)] = _duplicates(fds)
         (self._urgent if urgent else self._normal).append(frame)
         self.num_bytes += len(frame)
 
@@ -100,6 +100,20 @@ class Outbox:
     def _close_fds(self, frame: bytes) -> None:
         for fd in self._fds.pop(id(frame), ()):
             os.close(fd)
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Descriptors of our own, so that the sender may close its ones at once."""
+    own: list[int] = []
+    try:
+        own.extend(os.dup(fd) for fd in fds)
+    except OSError as error:
+        for fd in own:
+            os.close(fd)
+        raise ChannelError(
+            f"descriptors must be open and within the limit of open files (ulimit -n) to be passed: {error}"
+        ) from error
+    return own
 
 
 class Inbox:

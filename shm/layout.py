@@ -38,7 +38,7 @@ MAX_DIMS = 4
 GUARD = struct.Struct("<II")
 """Magic and header crc; the crc covers what follows it."""
 BODY = struct.Struct("<HHIIIQQQQQQ")
-HEADER = struct.Struct("<IIHHIIIQQQQQQ")
+HEADER = struct.Struct(GUARD.format + BODY.format[1:])
 COLUMN = struct.Struct("<4sHHQIIII")
 COLUMN_BYTES = COLUMN.size
 

@@ -102,8 +102,7 @@ class Record:
         return self._arrays
 
     def clone(self) -> "Record":
-        """A second handle of the same bytes; the record is released when the last handle and view are
-        gone."""
+        """A second handle of the same bytes; the release comes when the last handle and view are gone."""
         if self._base is None:
             raise LeaseError(f"a closed record cannot be cloned; record {self.sequence} was closed")
         views = tuple([array.view() for array in self.arrays])

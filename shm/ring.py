@@ -17,7 +17,8 @@ them is a `Descriptor` and, backwards, the tail: nothing in the ring's memory is
 
 from shm.layout import Field
 from shm.reader import Record, RingReader
-from shm.table import Obstacle, RingTable
+from shm.statistics import Obstacle
+from shm.table import RingTable
 from shm.words import Descriptor
 from shm.writer import Claim, RingWriter
 

@@ -1,5 +1,6 @@
 """Figures that stateful objects of this package tell of themselves; metrics only read these."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -68,3 +69,17 @@ class ChannelStatistics:
     received_bytes: int
     num_queued: int
     queued_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """The record that holds the tail back."""
+
+    sequence: int
+    holders: tuple[Hashable, ...]
+    """Who leases it; empty: committed and not handed over, or handed over and not retired."""
+    age_s: float
+    """Since its oldest lease began, or since it was admitted when nobody leases it."""
+    length: int
+    stuck_bytes: int
+    """Free bytes behind it, which the writer cannot claim because of it."""

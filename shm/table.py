@@ -2,33 +2,17 @@
 
 In: descriptors in the order of their commits, leases and their ends in any order. Out: the tail.
 Invariant: no position below the tail belongs to a record that somebody may still read or to a claim that may
-still be committed; the tail never goes back. It touches no byte of the ring, so that it outlives every
-writer.
+still be committed; the tail never goes back. It touches no byte of the ring, and outlives every writer.
 """
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from shm.errors import DescriptorRefused, LeaseError
 from shm.layout import ALIGNMENT, HEADER
-from shm.statistics import TableStatistics
+from shm.statistics import Obstacle, TableStatistics
 from shm.words import Descriptor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
-    """The record that holds the tail back."""
-
-    sequence: int
-    holders: tuple[Hashable, ...]
-    """Who leases it; empty: committed and not handed over, or handed over and not retired."""
-    age_s: float
-    """Since its oldest lease began, or since it was admitted when nobody leases it."""
-    length: int
-    stuck_bytes: int
-    """Free bytes behind it, which the writer cannot claim because of it."""
 
 
 class _Live:
@@ -54,8 +38,7 @@ class RingTable:
     def __init__(self, size_bytes: int, *, on_free: Callable[[int, int], object] | None = None) -> None:
         self._size = size_bytes & -ALIGNMENT
         self._on_free = on_free
-        """Called with (position, length) of each record that becomes free; poison mode overwrites it
-        there."""
+        """Called with (position, length) of each record that becomes free; poison mode overwrites it."""
         self.incarnation = 0
         """Life of the writer whose descriptors are taken; `restart` begins the next."""
         self._live: dict[int, _Live] = {}
@@ -79,7 +62,7 @@ class RingTable:
 
         Raises:
             DescriptorRefused: the descriptor is of another life, out of bounds, overlaps a record, or came
-            before; the table is as it was.
+                before; the table is as it was.
         """
         # SYNC POINT commit-received: from here on the record outlives its writer (pairs with record-written).
         index = bisect_left(self._positions, descriptor.position)
@@ -259,8 +242,7 @@ class RingTable:
 
     @property
     def claimable_bytes(self) -> int:
-        """Bytes that claims can count on: the ring without its span and without padding for a largest
-        record."""
+        """Bytes that claims can count on: the ring less its span, less padding for a largest record."""
         longest = max((live.end - live.position for live in self._order), default=0)
         return max(0, self._size - (self._head - self.tail) - longest)
 

@@ -210,8 +210,7 @@ class RingWriter:
 
     @property
     def claimable_bytes(self) -> int:
-        """The largest record that `claim` would take now; less than what is free, since records never
-        wrap."""
+        """The largest record that `claim` would take now: less than is free, since records never wrap."""
         free = self._size - (self._head - self._tail)
         before_end = self._size - self._head % self._size
         return min(max(min(free, before_end), free - before_end), self.max_record_bytes)

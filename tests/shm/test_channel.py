@@ -242,3 +242,14 @@ def test_figures_count_what_went_through() -> None:
         sent, received = left.statistics(), right.statistics()
         assert (sent.num_sent, sent.sent_bytes, sent.num_queued) == (5, 5 * 13, 0)
         assert (received.num_received, received.received_bytes) == (5, 5 * 13)
+
+
+def test_descriptors_that_cannot_be_passed_are_refused_before_anything_is_sent() -> None:
+    with pair() as (left, right):
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(ChannelError, match="must be open"):
+            left.send(b"welcome", fds=[0, 9999])
+        assert os.listdir("/proc/self/fd") == before
+        assert right.read_ready() == []
+        left.send(b"still in order")
+        assert right.receive(1) == b"still in order"
