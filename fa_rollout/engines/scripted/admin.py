@@ -12,8 +12,11 @@ from fa_rollout.engines.scripted.wire import Exchange
 class Server(Protocol):
     """What engine and router have in common."""
 
-    script: Script
     recorded: deque[Recorded]
+
+    @property
+    def script(self) -> Script:
+        """What is obeyed now."""
 
     async def start(self) -> None:
         """What needs a running loop."""

@@ -19,6 +19,7 @@ from fa_rollout.engines.scripted.faults import Faults
 from fa_rollout.engines.scripted.generate import Request, Streams, check, jobs_of, meta_of
 from fa_rollout.engines.scripted.lengths import length_source
 from fa_rollout.engines.scripted.script import Recorded, Rule, Script
+from fa_rollout.engines.scripted.weights import Weights
 from fa_rollout.engines.scripted.wire import Exchange
 
 _RECORDED = 200_000
@@ -33,7 +34,6 @@ class EngineServer:
         self._is_healthy = True
         self.core = Core(script, self._deliver)
         self._streams = Streams(self.core)
-        self._is_bracketed = False
         self.configure(script)
         render.warm(script.vocab_size, script.weight_version)
         self._routes: dict[tuple[str, str], Callable[[Exchange, dict[str, Any]], None]] = {
@@ -47,19 +47,17 @@ class EngineServer:
             ("POST", "/abort_request"): self._abort,
             ("POST", "/pause_generation"): self._pause,
             ("POST", "/continue_generation"): self._continue,
-            ("POST", "/update_weights_from_disk"): self._update,
-            ("POST", "/update_weights_from_tensor"): self._update_pushed,
-            ("POST", "/update_weights_from_distributed"): self._update_pushed,
-            ("POST", "/update_weight_version"): self._set_version,
-            ("GET", "/flush_cache"): self._flush,
-            ("POST", "/flush_cache"): self._flush,
+            **Weights(self.core).routes(),
         }
         if script.protocol == "0.5.23":
             self._routes |= {
                 ("GET", "/ready"): lambda e, b: e.send(200 if self._is_ready() else 503, b""),
-                ("POST", "/begin_weight_update"): lambda e, b: self._bracket(e, begins=True),
-                ("POST", "/end_weight_update"): lambda e, b: self._bracket(e, begins=False),
             }
+
+    @property
+    def script(self) -> Script:
+        """What it is told to do now."""
+        return self.core.script
 
     async def start(self) -> None:
         """Nothing to do."""
@@ -69,7 +67,6 @@ class EngineServer:
 
     def configure(self, script: Script) -> None:
         """Another script from now on; requests in flight and the version label stay."""
-        self.script = script
         self.faults = Faults(script.rules)
         self._next_length = length_source(script.lengths)
         self.core.configure(script)
@@ -245,64 +242,6 @@ class EngineServer:
     def _continue(self, exchange: Exchange, _body: dict[str, Any]) -> None:
         self.core.go_on()
         exchange.send_json({"message": "Generation continued successfully.", "status": "ok"})
-
-    def _bracket(self, exchange: Exchange, *, begins: bool) -> None:
-        self._is_bracketed = begins
-        exchange.send_json({"success": True, "message": "ok"})
-
-    def _update_pushed(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        """Tensors that come over the wire; newer engines want them announced."""
-        if self.script.protocol == "0.5.23" and not self._is_bracketed:
-            text = "must run between /begin_weight_update and /end_weight_update."
-            exchange.send_json({"success": False, "message": text}, 400)
-            return
-        if body.get("weight_version") is not None:
-            self.core.set_label(str(body["weight_version"]))
-        exchange.send_json({"success": True, "message": "Success"})
-
-    def _update(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        if body.get("abort_all_requests"):
-            self.core.abort_all()
-        self.core.when_free(lambda: self._load_later(exchange, body))
-
-    def _load_later(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        asyncio.get_running_loop().call_later(self.script.update_s, self._load, exchange, body)
-
-    def _load(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        is_paused = self.core.pause_mode is not None
-        holds_cache = is_paused and body.get("flush_cache", True) and not self._can_flush()
-        if holds_cache and self.script.protocol == "0.5.15":
-            os._exit(1)  # a failed assertion of its scheduler
-        self.script = self.core.script = msgspec.structs.replace(self.script, model_path=body["model_path"])
-        if body.get("weight_version") is not None:
-            self.core.set_label(str(body["weight_version"]))
-        if holds_cache:
-            answer = {"success": False, "message": "Cache flush failed after updating weights."}
-            exchange.send_json({**answer, "num_paused_requests": 0}, 400)
-        else:
-            exchange.send_json(
-                {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-            )
-
-    def _can_flush(self) -> bool:
-        """Newer engines empty their cache in a pause although requests wait."""
-        waits = self.core.waiting and (self.script.protocol == "0.5.15" or self.core.pause_mode is None)
-        return not (self.core.running or waits)
-
-    def _flush(self, exchange: Exchange, _body: dict[str, Any]) -> None:
-        if self._can_flush():
-            exchange.send(200, b"Cache flushed.\n", "text/plain")
-        else:
-            exchange.send(400, b"Flush cache failed.\n", "text/plain")
-
-    def _set_version(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        if body.get("abort_all_requests", True):
-            self.core.abort_all()
-        label = str(body["new_version"])
-        self.core.set_label(label)
-        exchange.send_json(
-            {"success": True, "message": f"Weight version updated to {label}", "new_version": label}
-        )
 
 
 _QUEUE_FULL = {
