@@ -168,6 +168,14 @@ class Fleet:
             return False
         return any(worker.get("is_healthy", True) for worker in workers if isinstance(worker, dict))
 
+    async def await_router(self) -> None:
+        """A router answers 503 until its next health check has seen that a worker runs again."""
+        until = time.monotonic() + self._policy.control_timeout_s
+        while time.monotonic() < until:
+            if await self.has_healthy_workers():
+                return
+            await asyncio.sleep(0.2)
+
     async def _each(self, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Do it on every engine that is not lost, all at once; wait for all."""
         engines = [engine for engine in await self.refresh() if engine.url not in self.lost]

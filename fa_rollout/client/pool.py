@@ -6,13 +6,10 @@ engines, since an engine that is paused forgets the abort of a request that it h
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from fa_rollout.client.address import engine_url
 from fa_rollout.client.background import Background
@@ -21,16 +18,16 @@ from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.descriptors import allowed_connections
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.errors import ClientError, RequestRefused
+from fa_rollout.client.errors import ClientError
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
 from fa_rollout.client.network import open_session
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.probe import EngineInfo
 from fa_rollout.client.recovery import Recovery, Weights
-from fa_rollout.client.request import TokenIds, WireIds
+from fa_rollout.client.request import TokenIds, WireIds, check_ids
 from fa_rollout.client.sender import Call, Sender
-from fa_rollout.client.statistics import Books, PoolStatistics
+from fa_rollout.client.statistics import Books, PoolStatistics, take_statistics
 from fa_rollout.client.turnstile import Turnstile
 
 _LOG = logging.getLogger(__name__)
@@ -214,14 +211,7 @@ class EnginePool:
         self._background.check()
         if rid in self._calls:
             raise ValueError(f"a request id must be used by one call at a time, found {rid!r} in use")
-        ids = np.asarray(input_ids)
-        if ids.size == 0:
-            raise RequestRefused(f"input_ids must not be empty (request {rid})")
-        limit = self._vocab_size
-        if limit is not None and (ids.min() < 0 or ids.max() >= limit):  # would kill an engine on the CPU
-            raise RequestRefused(
-                f"input_ids must lie in [0, {limit}), found {ids.min()} to {ids.max()} (request {rid})"
-            )
+        check_ids(rid, input_ids, self._vocab_size)
 
     async def abort(self, rids: Iterable[str]) -> None:
         """End calls by their ids; each comes back as an abort with its tokens. Unknown ids are no error."""
@@ -253,7 +243,7 @@ class EnginePool:
         """
         try:
             await self._fleet.continue_()
-            await self._await_router()
+            await self._fleet.await_router()
         finally:
             self._go()
 
@@ -261,14 +251,6 @@ class EnginePool:
         self._pause_mode = None
         self._clock.go()
         self._dispatcher.release_hold()
-
-    async def _await_router(self) -> None:
-        """A router answers 503 until its next health check has seen that a worker runs again."""
-        until = time.monotonic() + self.policy.control_timeout_s
-        while time.monotonic() < until:
-            if await self._fleet.has_healthy_workers():
-                return
-            await asyncio.sleep(0.2)
 
     async def update_weights_from_disk(self, path: str, label: str) -> None:
         """Load weights from a folder on every engine, under a version label that each then tells.
@@ -315,17 +297,4 @@ class EnginePool:
 
     def statistics(self) -> PoolStatistics:
         """The pool at this moment."""
-        lanes = self._dispatcher.lanes
-        oldest = self._flights.oldest()
-        return PoolStatistics(
-            lanes=tuple(self._books.lane(lane) for lane in lanes),
-            num_in_flight=sum(lane.in_flight for lane in lanes),
-            num_waiting=self._dispatcher.num_waiting,
-            num_orphans_aborted=self._flights.num_orphans_aborted,
-            num_aborts_undelivered=self._flights.num_aborts_undelivered,
-            is_paused=self._clock.is_stopped,
-            paused_s=self._clock.lost_s,
-            oldest_rid=oldest.rid if oldest else None,
-            oldest_age_s=time.monotonic() - oldest.started_s if oldest else 0.0,
-            oldest_url=oldest.lane.url if oldest else None,
-        )
+        return take_statistics(self._books, self._dispatcher, self._flights, self._clock)

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from fa_rollout.client.errors import RequestRefused
+
 _SHOWN = 32
 """Characters of the caller's id that go into the wire id, for people who read engine logs."""
 
@@ -55,3 +57,19 @@ def generate_body(
         **options,
     }
     return _ENCODER.encode(request)
+
+
+def check_ids(rid: str, input_ids: TokenIds, vocab_size: int | None) -> None:
+    """Ids outside of the vocabulary would kill an engine on the CPU: they are never sent.
+
+    Raises:
+        RequestRefused: there are such, or no ids at all.
+    """
+    ids = np.asarray(input_ids)
+    if ids.size == 0:
+        raise RequestRefused(f"input_ids must not be empty (request {rid})")
+    low, high = ids.min(), ids.max()
+    if vocab_size is not None and (low < 0 or high >= vocab_size):
+        raise RequestRefused(
+            f"input_ids must lie in [0, {vocab_size}), found {low} to {high} (request {rid})"
+        )

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fa_rollout.client.circuit import CircuitState
+from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.completion import Completion
-from fa_rollout.client.dispatch import Lane
+from fa_rollout.client.dispatch import Dispatcher, Lane
 from fa_rollout.client.errors import FailureClass
+from fa_rollout.client.flight import Flights
 
 _REMEMBERED = 1024
 
@@ -98,3 +100,22 @@ class Books:
             last_error=page.last_error,
             latency_s={f"p{s}": float(np.percentile(list(page.latencies_s), s)) for s in shares},
         )
+
+
+def take_statistics(
+    books: Books, dispatcher: Dispatcher, flights: Flights, clock: ActiveClock
+) -> PoolStatistics:
+    """A pool's picture from its parts."""
+    oldest = flights.oldest()
+    return PoolStatistics(
+        lanes=tuple(books.lane(lane) for lane in dispatcher.lanes),
+        num_in_flight=sum(lane.in_flight for lane in dispatcher.lanes),
+        num_waiting=dispatcher.num_waiting,
+        num_orphans_aborted=flights.num_orphans_aborted,
+        num_aborts_undelivered=flights.num_aborts_undelivered,
+        is_paused=clock.is_stopped,
+        paused_s=clock.lost_s,
+        oldest_rid=oldest.rid if oldest else None,
+        oldest_age_s=time.monotonic() - oldest.started_s if oldest else 0.0,
+        oldest_url=oldest.lane.url if oldest else None,
+    )
