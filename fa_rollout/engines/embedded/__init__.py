@@ -8,9 +8,10 @@ the answer.
 `control` has the routes that pause and that bring new `weights`, `about` those that tell how things are.
 `launch.EmbeddedEngine` starts a server in a process of its own.
 
-Where it differs from SGLang 0.5.23, on purpose (`docs/engines.md` has all, and why): an abort takes effect at once, also while paused and for
-requests held at the door; `/health` answers while paused; `sampling_seed` works, and the samples of n > 1
-differ; an update that flushes the cache under requests paused in place is refused before it changes anything;
-tensors come as base64 of safetensors bytes, never as a pickle; token ids beyond the vocabulary are refused.
+Where it differs from SGLang, on purpose (`docs/engines.md` has all of it, and why): an abort takes effect at
+once, also while paused and for requests held at the door; `/health` answers while paused; `sampling_seed`
+works, and the samples of n > 1 differ; an update that flushes the cache under requests paused in place is
+refused before it changes anything; tensors come as base64 of safetensors bytes, never as a pickle; token ids
+beyond the vocabulary are refused.
 Not there: sessions, LoRA, grammars, multimodal input, and the OpenAI endpoints.
 """
