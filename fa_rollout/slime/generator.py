@@ -11,6 +11,7 @@ continued, updated or relabelled from here: they are slime's.
 """
 
 import asyncio
+import gc
 import logging
 import pickle
 import sys
@@ -138,6 +139,8 @@ class SlimeGenerator:
         self._set_up(slime)
         await asyncio.to_thread(slime.sglang_rollout.GenerateState, self._args)
         slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
+        # torch and transformers stay for good: no collection shall walk their million objects again.
+        gc.freeze()
         self._slime.set_result(slime)
 
     def _set_up(self, slime: Upstream) -> None:
