@@ -45,6 +45,10 @@ class Data(_Section):
     seed: int = 0
     epochs: Positive | None = None
     """None: wrap around for as long as the run needs."""
+    shard: NotNegative = 0
+    num_shards: Positive = 1
+    """Of several nodes, each with a run of its own, this one takes every `num_shards`-th prompt, from `shard`
+    on: no prompt is taken by two."""
     max_prompt_tokens: Positive | None = None
     """Longer prompts are recorded as failed, never cut."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -225,6 +229,9 @@ def from_dict(tree: dict[str, Any]) -> Config:
         raise ConfigError(_explain(str(error), tree)) from None
     if not config.engine.urls and config.engine.model is None:
         raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
+    if config.data.shard >= config.data.num_shards:
+        found = f"{config.data.shard} of {config.data.num_shards}"
+        raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
     _check_columns(config.record.columns)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config

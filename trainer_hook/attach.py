@@ -31,6 +31,8 @@ class Attached:
     segment: Segment
     name: str
     """The rank, in words."""
+    leads: bool = True
+    """It is the first of its hub's ranks."""
 
 
 def attach(
@@ -53,8 +55,8 @@ def attach(
         role="rank",
         pid=os.getpid(),
         schema=schema_fingerprint(),
-        dp_rank=int(environment.get("RANK", 0)) if dp_rank is None else dp_rank,
-        dp_size=int(environment.get("WORLD_SIZE", 1)) if dp_size is None else dp_size,
+        dp_rank=_place(environment, "RANK", 0) if dp_rank is None else dp_rank,
+        dp_size=_place(environment, "WORLD_SIZE", 1) if dp_size is None else dp_size,
         peer=peer,
         num_peers=num_peers,
     )
@@ -67,7 +69,14 @@ def attach(
         raise
     of_peers = f", peer {peer} of {num_peers}" if num_peers > 1 else ""
     name = f"rank {hello.dp_rank} of {hello.dp_size}{of_peers}"
-    return Attached(channel=channel, welcome=welcome, segment=segment, name=name)
+    leads = hello.dp_rank == hello.peer == 0
+    return Attached(channel=channel, welcome=welcome, segment=segment, name=name, leads=leads)
+
+
+def _place(environment: Mapping[str, str], name: str, default: int) -> int:
+    """RANK or WORLD_SIZE as torchrun sets them; those of the node where there are several with a hub each."""
+    has_nodes = int(environment.get("GROUP_WORLD_SIZE", 1)) > 1
+    return int(environment.get(f"LOCAL_{name}" if has_nodes else name, default))
 
 
 def _given(value: str | Path | None, name: str, environment: Mapping[str, str]) -> str:

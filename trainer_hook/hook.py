@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from trainer_hook import messages as m
 from trainer_hook.attach import Attached, attach
@@ -24,11 +24,15 @@ from trainer_hook.batch import Batch
 from trainer_hook.block import Block
 from trainer_hook.evaluating import PendingEvaluation
 from trainer_hook.evaluation import Evaluation, Prompt, order_of
+from trainer_hook.nodes import Nodes
 from trainer_hook.process import close_at_exit, name_crashes
 from trainer_hook.session import Session
 from trainer_hook.statistics import HookStatistics, RunShape
 from trainer_hook.stepping import Stepping
 from trainer_hook.update import Updating, WeightUpdate
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class TrainerHook:
@@ -74,6 +78,7 @@ class TrainerHook:
         dp_size: int | None = None,
         peer: int = 0,
         num_peers: int = 1,
+        nodes: "ProcessGroup | None" = None,
         timeout_s: float = 60.0,
     ) -> Self:
         """Join the run as one rank of a trainer.
@@ -84,7 +89,11 @@ class TrainerHook:
             dp_rank, dp_size: place among the data-parallel ranks; from RANK and WORLD_SIZE, which is right
                 only for pure data parallelism. With tensor, pipeline or context parallelism, pass the
                 data-parallel rank, and tell the processes that share it apart by `peer` of `num_peers`:
-                they all get the same samples.
+                they all get the same samples. Under a torchrun of several nodes both count inside the node
+                (LOCAL_RANK and LOCAL_WORLD_SIZE), since each node has a hub of its own.
+            nodes: for a job of several nodes, a process group of all its ranks that takes tensors of the CPU,
+                such as `torch.distributed.new_group(backend="gloo")`: batches then have as many micro-batches
+                on every rank of the job, and the figures of the whole job.
 
         Raises:
             AttachTimeout: the hub was not ready in time; the text says how far it had come.
@@ -102,7 +111,10 @@ class TrainerHook:
             timeout_s=timeout_s,
         )
         name_crashes()
-        return cls(attached)
+        hook = cls(attached)
+        if nodes is not None:
+            hook._stepping.nodes = Nodes(nodes, speaks=attached.leads)
+        return hook
 
     # --- where the run stands ---------------------------------------------------------------------
 

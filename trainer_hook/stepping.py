@@ -10,6 +10,7 @@ from trainer_hook import messages as m
 from trainer_hook.batch import Batch
 from trainer_hook.errors import EndOfData
 from trainer_hook.group import Group, open_groups
+from trainer_hook.nodes import Nodes
 from trainer_hook.session import Session
 from trainer_hook.stopwatch import Stopwatch
 
@@ -23,6 +24,8 @@ class Stepping:
         self.step = step
         """Step that this rank trains now or next."""
         self.num_trained = 0
+        self.nodes: Nodes | None = None
+        """Set where the job has several."""
         self.time = Stopwatch()
         self._session = session
         self._request: m.Next | None = None
@@ -37,7 +40,7 @@ class Stepping:
         """Wait for this rank's part of the step and map it."""
         with self._session.call(outside=True):
             with self.time.waiting():
-                message = self._wait()
+                message = self._wait() if self.nodes is None else self._wait_for_all(self.nodes)
             self._batch = self._open(message, copy=copy)
             self._session.inside = f"the batch of step {message.step}"
             if message.num_tokens_global == 0:
@@ -76,6 +79,23 @@ class Stepping:
         assert isinstance(answer, m.Batch)
         return answer
 
+    def _wait_for_all(self, nodes: Nodes) -> m.Batch:
+        """This rank's part of a step that every node has; where one has ended, the others end too."""
+        try:
+            message = self._wait()
+        except EndOfData:
+            nodes.agree(None)
+            raise
+        agreed = None
+        try:
+            agreed = nodes.agree(message)
+        finally:
+            if agreed is None:
+                self._give_back(message)
+        if agreed is None:
+            raise EndOfData("another node of the job has no further step")
+        return agreed
+
     def _ask(self) -> int:
         """Number of the request for this step, sent now or before."""
         if self._request is None:
@@ -94,13 +114,16 @@ class Stepping:
         except BaseException:
             for group in groups:
                 group.close()
-            sequences = [handout.sequence for handout in message.records]
-            self._session.connection.post(
-                m.Released(step=message.step, outcome=m.Outcome.RETURNED, sequences=sequences)
-            )
+            self._give_back(message)
             raise
         self._session.leases.add(message.step, groups)
         return batch
+
+    def _give_back(self, message: m.Batch) -> None:
+        sequences = [handout.sequence for handout in message.records]
+        self._session.connection.post(
+            m.Released(step=message.step, outcome=m.Outcome.RETURNED, sequences=sequences)
+        )
 
     def _report(self, step: int, outcome: m.Outcome) -> None:
         sequences = self._session.leases.take_returned_of(step)

@@ -101,6 +101,9 @@ class Stream:
     epochs: int | None
     order: Callable[[int], npt.NDArray[np.int64]]
     """Epoch to the order of its rows."""
+    shard: int = 0
+    num_shards: int = 1
+    """This stream has every `num_shards`-th position of the whole one, from `shard` on."""
     description: str = ""
     is_open: bool = False
     _order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -108,11 +111,13 @@ class Stream:
     @property
     def length(self) -> int | None:
         """Groups in all; None when the data wraps around for ever."""
-        return None if self.epochs is None else self.epochs * self.num_prompts
+        if self.epochs is None:
+            return None
+        return -(-(self.epochs * self.num_prompts - self.shard) // self.num_shards)
 
     def locate(self, group: int) -> tuple[int, int]:
         """(epoch, row of the data) of a group."""
-        epoch, position = divmod(group, self.num_prompts)
+        epoch, position = divmod(group * self.num_shards + self.shard, self.num_prompts)
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, self.order(epoch))
         return epoch, int(self._order[1][position])

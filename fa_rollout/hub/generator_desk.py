@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from fa_rollout.config import Data
 from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.books import Source, Stream
 from fa_rollout.hub.core import Core
@@ -143,8 +144,9 @@ class GeneratorDesk:
             num_prompts=num_prompts,
             epochs=data.epochs,
             order=lambda epoch: epoch_order(num_prompts, epoch, seed=data.seed, shuffle=data.shuffle),
-            description=f"{num_prompts} prompts"
-            + (f", shuffled by seed {data.seed}" if data.shuffle else ""),
+            shard=data.shard,
+            num_shards=data.num_shards,
+            description=_in_words(num_prompts, data),
         )
         return self._flow(stream)
 
@@ -158,3 +160,9 @@ class GeneratorDesk:
             note=core.log.write,
             recording=core.recording,
         )
+
+
+def _in_words(num_prompts: int, data: Data) -> str:
+    order = f", shuffled by seed {data.seed}" if data.shuffle else ""
+    shard = f", shard {data.shard} of {data.num_shards}" if data.num_shards > 1 else ""
+    return f"{num_prompts} prompts{order}{shard}"
