@@ -100,3 +100,11 @@ def takes_fast_path(args: Any, options: Options) -> bool:
     """Whether plain prompts go by fa_rollout's own client; else slime's `generate` makes all requests."""
     has_prefill_servers = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
     return options.fast_client and not has_prefill_servers
+
+
+def num_engines(args: Any) -> int:
+    """Engines behind the router, as slime counts them."""
+    if getattr(args, "rollout_num_engines", None) is not None:
+        return int(args.rollout_num_engines)
+    num_gpus = int(getattr(args, "rollout_num_gpus", 0) or 0)
+    return max(1, num_gpus // int(getattr(args, "rollout_num_gpus_per_engine", 1) or 1)) if num_gpus else 0

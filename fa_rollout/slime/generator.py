@@ -1,23 +1,14 @@
 """The generator under slime: `python -m fa_rollout.slime.generator`, started by the hub.
 
-| who | waits for | unblocked by |
-|---|---|---|
-| a group | slime to be imported; a place among the samples | a thread; a sample that ends |
-| a sample | its answers | the engines, which slime pauses and updates as it likes |
-| a finished group | room in the ring | `Tail` |
-
-Invariant: the loop runs on the main thread, since reward functions may use SIGALRM. Engines are never paused,
-continued, updated or relabelled from here: they are slime's.
+In: an inherited channel and ring, and slime's arguments. Out: messages and records, until its life ends.
+Invariant: the loop runs on the main thread, since reward functions may use SIGALRM; slime, and torch with it,
+is imported beside the first requests, not before them.
 """
 
 import asyncio
-import gc
-import logging
 import pickle
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import asdict
-from typing import Any
 
 import msgspec
 
@@ -25,203 +16,18 @@ from fa_rollout.client.network import open_session
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, from_dict
-from fa_rollout.generator.dispatcher import Dispatcher
-from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.life import End, Life
+from fa_rollout.generator.life import Life
 from fa_rollout.generator.main import main
-from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.pulse import Figures
-from fa_rollout.generator.requester import PartialPolicy, Requester
-from fa_rollout.generator.versions import VersionBook
-from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import takes_fast_path
-from fa_rollout.slime.errand import Places
-from fa_rollout.slime.fast import EarlyStart, FastGenerate
+from fa_rollout.slime.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
-from fa_rollout.slime.runner import SlimeRunner
 from fa_rollout.slime.transport import Transport
-from fa_rollout.slime.upstream import Upstream
 from fa_rollout.slime.wire import Setup
 from shm.ring import RingWriter
 from shm.segment import Segment
-from trainer_hook import messages as m
+from trainer_hook.messages import Resume
 from trainer_hook.record import run_number, schema_fingerprint
-
-logger = logging.getLogger(__name__)
-
-MAX_STALLS = 100
-"""Aborts in a row without a token: each update of slime's may bring one to a request that waits its turn."""
-
-
-class SlimeGenerator:
-    """One life of the generator under slime, after its start."""
-
-    def __init__(
-        self,
-        config: Config,
-        args: Any,
-        options: Options,
-        *,
-        directory: str,
-        writer: RingWriter,
-        resume: m.Resume,
-        link: HubLink,
-        life: Life,
-        pool: EnginePool | None,
-        transport: Transport,
-    ) -> None:
-        self._args, self._options = args, options
-        self._resume, self._link, self._life, self._pool = resume, link, life, pool
-        self._transport = transport
-        self._rollout_id = resume.step
-        self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
-        self._sending = Gate()
-        self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
-        self._capacity = config.engine.max_concurrent_samples * max(1, num_engines(args))
-        self._dispatcher = Dispatcher(
-            capacity=self._capacity,
-            samples_per_group=config.rollout.samples_per_group,
-            group_timeout_s=None,
-            send=link.send,
-            published_version=lambda: self._book.published,
-            sending=self._sending,
-        )
-        self._requester = None if pool is None else self._make_requester(config, pool)
-        self._outbox = Outbox(writer, send=link.send, on_backlog=self._dispatcher.on_backlog)
-        self._runner = SlimeRunner(
-            args=args,
-            options=options,
-            directory=directory,
-            slime=self._slime,
-            outbox=self._outbox,
-            send=link.send,
-            depart=self._dispatcher.depart,
-            version=lambda: self._book.published,
-            num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
-            early=self._early_start(),
-        )
-
-    def _early_start(self) -> EarlyStart | None:
-        if self._requester is None:
-            return None
-        early = EarlyStart(self._args, self._requester)
-        return early if early.is_possible else None
-
-    def _make_requester(self, config: Config, pool: EnginePool) -> Requester:
-        return Requester(
-            pool,
-            book=self._book,
-            gate=self._sending,
-            policy=PartialPolicy(resume=config.rollout.partial == "resume", max_stalls=MAX_STALLS),
-            seed=None,
-            on_first_request=self._dispatcher.depart,
-        )
-
-    async def serve(self) -> End:
-        """Work until the end; returns why it ended."""
-        async with asyncio.TaskGroup() as services:
-            running = [
-                services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),  # type: ignore[arg-type]
-                services.create_task(self._obey(), name="hub"),
-                services.create_task(self._import_slime(), name="slime"),
-            ]
-            self._link.send(self._ready())
-            end = await self._life.ended()
-            await self._drain(end)
-            for task in running:
-                task.cancel()
-        return end
-
-    async def _import_slime(self) -> None:
-        """Import slime beside the requests that are under way already."""
-        slime = await asyncio.to_thread(upstream.load)
-        self._set_up(slime)
-        await asyncio.to_thread(slime.sglang_rollout.GenerateState, self._args)
-        slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
-        # torch and transformers stay for good: no collection shall walk their million objects again.
-        gc.freeze()
-        self._slime.set_result(slime)
-
-    def _set_up(self, slime: Upstream) -> None:
-        """Put our client where slime's is."""
-        slime.http_utils.init_http_client(self._args)
-        slime.http_utils._post = self._transport.post
-        if self._requester is not None:
-            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, arrays=self._options.arrays)
-        slime.sample_hooks.set_current_rollout_id(self._rollout_id)
-
-    async def _obey(self) -> None:
-        while True:
-            self._handle(await self._link.receive())
-
-    def _handle(self, message: m.Message) -> None:
-        match message:
-            case m.Start():
-                self._runner.stock(message.groups, message.payloads)
-                self._dispatcher.add(message.groups)
-            case m.Tail():
-                self._outbox.set_tail(message.position)
-            case m.Drop():
-                self._dispatcher.drop(message.groups, message.reason)
-            case m.Announce():
-                self._announced(message)
-            case _:
-                logger.warning("event=message_ignored kind=%s", type(message).__name__)
-
-    def _announced(self, message: m.Announce) -> None:
-        self._rollout_id = message.step
-        self._book.confirm(max(self._book.published, message.held))
-        if self._slime.done():
-            self._slime.result().sample_hooks.set_current_rollout_id(message.step)
-
-    async def _drain(self, end: End) -> None:
-        """No new request; ours are aborted at the engines; every group goes back to the hub."""
-        logger.info("event=draining reason=%s groups=%d", end.reason, self._dispatcher.num_running)
-        self._sending.hold("stopping")
-        self._dispatcher.gate.hold("stopping")
-        try:
-            async with asyncio.timeout(end.grace_s / 2):
-                if self._requester is not None:
-                    await self._requester.abort_all()
-        except TimeoutError:
-            logger.warning("event=abort_unanswered")
-        self._dispatcher.give_back(end.reason)
-        try:
-            async with asyncio.timeout(end.grace_s / 4):
-                await self._dispatcher.emptied()
-                await self._link.flushed()
-        except TimeoutError:
-            logger.warning("event=drain_unfinished groups=%d", self._dispatcher.num_running)
-
-    def _ready(self) -> m.GeneratorReady:
-        engines = () if self._pool is None else self._pool.engines
-        return m.GeneratorReady(
-            incarnation=self._resume.incarnation,
-            num_prompts=0,
-            engines=[engine.url for engine in engines],
-            spans=bool(engines) and all(engine.has_spans for engine in engines),
-            concurrency=self._capacity,
-        )
-
-    def figures(self) -> Figures:
-        """Where this generator stands."""
-        counts = {} if self._requester is None else asdict(self._requester.counts)
-        return Figures(
-            num_queued=self._dispatcher.num_queued,
-            num_running=self._dispatcher.num_running,
-            num_waiting_for_ring=self._outbox.num_waiting,
-            num_tokens=int(counts.get("tokens", 0)),
-            others=counts | {"records": self._outbox.num_written},
-        )
-
-
-def num_engines(args: Any) -> int:
-    """Engines behind the router, as slime counts them."""
-    if getattr(args, "rollout_num_engines", None) is not None:
-        return int(args.rollout_num_engines)
-    num_gpus = int(getattr(args, "rollout_num_gpus", 0) or 0)
-    return max(1, num_gpus // int(getattr(args, "rollout_num_gpus_per_engine", 1) or 1)) if num_gpus else 0
 
 
 async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> SlimeGenerator:
@@ -234,7 +40,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     config = from_dict(tree["config"])
     life.grace_s = float(config.run.grace_s)
     resume = await link.receive()
-    assert isinstance(resume, m.Resume), "the hub's first message is Resume"
+    assert isinstance(resume, Resume), "the hub's first message is Resume"
     setup = msgspec.msgpack.decode(resume.payload, type=Setup)
     args = pickle.loads(setup.args)
     options = msgspec.convert(setup.options, Options)
