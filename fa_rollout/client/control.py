@@ -3,7 +3,9 @@
 Invariant: nothing here ends a request that is not ours, but a pause whose mode is to abort.
 """
 
+import asyncio
 import logging
+import time
 from typing import Any
 
 from fa_rollout.client.engine import Engine
@@ -11,6 +13,9 @@ from fa_rollout.client.errors import ControlFailed, ControlRefused
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_PROBE_S = 3.0
+_FLUSH_PATIENCE_S = 5.0
+"""SGLang looks every 4 s for clients that have hung up, and then gives their requests up, also in a pause."""
+_FLUSH_RETRY_S = 0.5
 
 
 async def model_info(engine: Engine) -> dict[str, Any]:
@@ -50,11 +55,16 @@ async def flush_cache(engine: Engine) -> None:
     Raises:
         ControlFailed: it cannot; before 0.5.23 a single request in its queue is a reason.
     """
-    try:
-        await engine.call("POST", "/flush_cache", {})
-    except ControlRefused as error:
-        text = f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
-        raise ControlRefused(f"{text}: {error}", error.status) from error
+    give_up_s = time.monotonic() + _FLUSH_PATIENCE_S
+    while True:
+        try:
+            await engine.call("POST", "/flush_cache", {})
+            return
+        except ControlRefused as error:
+            if time.monotonic() > give_up_s:
+                text = f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
+                raise ControlRefused(f"{text}: {error}", error.status) from error
+        await asyncio.sleep(_FLUSH_RETRY_S)
 
 
 async def load_weights(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:

@@ -22,6 +22,11 @@ def post(engine: ScriptedEngine, path: str, value: dict[str, Any]) -> None:
         pass
 
 
+def ask_and_hang_up(engine: ScriptedEngine) -> None:
+    with pytest.raises(TimeoutError):
+        urllib.request.urlopen(f"{engine.url}/generate", b'{"rid": "orphan", "input_ids": [7]}', 0.2)
+
+
 async def start_many(pool: EnginePool, count: int) -> list[asyncio.Task[Completion]]:
     """Calls that are in the air when this returns."""
     calls = [asyncio.create_task(ask(pool, f"r{i}")) for i in range(count)]
@@ -291,6 +296,21 @@ def test_an_engine_that_does_not_load_is_an_error_with_its_message(tmp_path: Pat
                     await pool.update_weights_from_disk(str(tmp_path), "0:1")
 
             run_with(engine, work)
+
+
+def test_requests_of_a_client_that_has_hung_up_hold_an_update_up_and_no_more(tmp_path: Path) -> None:
+    """As those of a killed life of the generator."""
+    with ScriptedEngine.start(SLOW, protocol="0.5.15", disconnect_abort_s=1.0) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            ask_and_hang_up(engine)
+            await pool.pause("retract")
+            assert engine.state()["num_waiting"] == 1
+            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.continue_()
+            assert await pool.versions() == {engine.url: "0:1"}
+
+        run_with(engine, work)
 
 
 def test_an_engine_that_wants_an_update_announced_gets_it_announced(tmp_path: Path) -> None:
