@@ -212,8 +212,8 @@ class SlimeGenerator:
         """Without `--partial-rollout` answers that cannot outlast an update are thrown away each time."""
         self._warn_at = 2 * num_restarts
         text = (
-            f"{num_restarts} of {num_requests} answers ({num_restarts / num_requests:.0%}) were cut off by an "
-            "update of the weights and thrown away, since they take longer than the time between two; with "
+            f"{num_restarts} of {num_requests} answers ({num_restarts / num_requests:.0%}) were cut off by "
+            "an update of the weights and thrown away, since they take longer than the time between two; with "
             "--partial-rollout they go on from the tokens that they have"
         )
         self._link.send(m.Warned(text=text))

@@ -26,6 +26,17 @@ _RECORDED = 200_000
 _DECODE_GENERATE = msgspec.json.Decoder(Request).decode
 
 
+_PLAIN_SERVER = {
+    "tp_size": 1,
+    "pp_size": 1,
+    "dp_size": 1,
+    "ep_size": 1,
+    "disaggregation_mode": "null",
+    "enable_memory_saver": False,
+}
+"""What a server without any option tells of itself; slime looks at it before it takes an engine in."""
+
+
 class EngineServer:
     """One scripted engine."""
 
@@ -221,6 +232,7 @@ class EngineServer:
                 "version": self.script.protocol,
                 "model_path": self.script.model_path,
                 "context_length": self.script.context_length,
+                **_PLAIN_SERVER,
             }
         )
 
