@@ -34,6 +34,11 @@ REFUSED = {
 def test_a_request_that_breaks_a_rule_is_refused_in_the_same_words(target: Target, case: str) -> None:
     change, sampling, words = REFUSED[case]
     status, answer = target.with_http(lambda http: http.generate(request("bad", **sampling) | change))
+    if (
+        target.is_router and case == "length"
+    ):  # the router reads it as an unsigned number, and refuses it itself
+        assert (status, "expected u32" in answer) == (422, True)
+        return
     assert status == 400
     assert answer["error"]["message"].startswith(words)
 
