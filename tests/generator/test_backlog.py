@@ -1,0 +1,78 @@
+"""Backlog, bias and memory of the real loop: bounded, none, flat."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fa_rollout.engines.scripted import Lengths, ScriptedEngine
+from tests.hub.rig import Rig
+
+Play = Callable[..., ScriptedEngine]
+
+LONG, SHORT = 200, 20
+
+
+def num_requests(engine: ScriptedEngine) -> int:
+    return sum(1 for request in engine.requests("/generate") if request.rid and "-g" in request.rid)
+
+
+def test_while_the_trainer_is_busy_no_more_is_begun_than_the_bound_allows(tmp_path: Path, play: Play) -> None:
+    engine = play()
+    with Rig(tmp_path / "run", engine, rollout={"staleness": 1}) as rig, rig.attach() as hook:
+        for num_groups in (8, 12, 16):
+            rig.until(lambda: num_requests(engine) >= 2 * num_groups)  # noqa: B023
+            until_s = time.monotonic() + 0.5
+            while time.monotonic() < until_s:
+                assert num_requests(engine) == 2 * num_groups
+                time.sleep(0.05)
+            with hook.next_batch():
+                pass
+            with hook.update_weights():
+                pass
+
+
+def test_long_answers_are_trained_as_often_as_they_are_sampled_and_none_is_too_old(
+    tmp_path: Path, play: Play
+) -> None:
+    lengths = Lengths(kind="list", values=[SHORT] * 3 + [LONG] + [SHORT] * 6)
+    engine = play(tokens_per_s=800.0, lengths=lengths)
+    num_steps = 20
+    rollout = {"num_steps": num_steps, "staleness": 1}
+    trained: list[int] = []
+    with Rig(tmp_path / "run", engine, rollout=rollout) as rig, rig.attach() as hook:
+        for step in range(num_steps):
+            with hook.next_batch() as batch:
+                assert batch.staleness is not None
+                assert batch.staleness <= 1
+                trained += [sample.response_length for sample in batch.samples]
+            if step == num_steps // 2:  # not at the end alone, where all that began is trained
+                assert abs(trained.count(LONG) / len(trained) - 0.1) <= 0.05
+            with hook.update_weights():
+                pass
+    assert len(trained) == num_requests(engine) == 8 * num_steps
+    assert trained.count(LONG) == len(trained) // 10
+
+
+@pytest.mark.parametrize(
+    "num_samples", [3_000, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+)
+def test_memory_is_flat_over_thousands_of_samples(tmp_path: Path, play: Play, num_samples: int) -> None:
+    engine = play(lengths=Lengths(tokens=8))
+    num_steps = num_samples // 200
+    rollout = {"num_steps": num_steps, "groups_per_step": 25, "samples_per_group": 8}
+    with Rig(tmp_path / "run", engine, rollout=rollout, ring={"bytes": 4 << 20}) as rig:
+        with rig.attach() as hook:
+            processes = [psutil.Process(rig.process.pid), rig.generator()]
+            warm = [0, 0]
+            for step in range(num_steps):
+                with hook.next_batch():
+                    pass
+                with hook.update_weights():
+                    pass
+                if step == num_steps // 3:
+                    warm = [process.memory_info().rss for process in processes]
+            grown = [p.memory_info().rss - w for p, w in zip(processes, warm, strict=True)]
+        assert max(grown) < 6 << 20, grown
