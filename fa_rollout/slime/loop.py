@@ -213,7 +213,7 @@ class SlimeGenerator:
         self._warn_at = 2 * num_restarts
         text = (
             f"{num_restarts} of {num_requests} answers ({num_restarts / num_requests:.0%}) were cut off by "
-            "an update of the weights and thrown away, since they take longer than the time between two; with "
-            "--partial-rollout they go on from the tokens that they have"
+            "an update of the weights and thrown away, since they take longer than the time between two; "
+            "with --partial-rollout they go on from the tokens that they have"
         )
         self._link.send(m.Warned(text=text))

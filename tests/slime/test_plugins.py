@@ -130,3 +130,24 @@ def test_slimes_own_generate_gives_the_same(tmp_path: Path, engines: Engines, pa
     for sample in manager.samples:
         assert_true_to_engine(sample)
     assert sorted(manager.trained) == list(range(4))
+
+
+def test_a_hashing_router_gets_the_session_of_each_sample(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines()
+    manager = Manager(arguments(tmp_path, router, router_policy="consistent_hashing", num_rollout=1))
+    train_async(manager, made, steps=range(1))
+    keys = {r.routing_key for r in made[0].requests("/generate") if r.rid and "-m" in r.rid}
+    assert {sample.session_id for sample in manager.samples} == keys
+    assert len(keys) == 8
+
+
+def test_restarts_are_told_with_their_share(
+    tmp_path: Path, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, router = engines(lengths=Lengths(kind="list", values=[8, 60]), tokens_per_s=60.0)
+    manager = Manager(arguments(tmp_path, router, partial_rollout=False, num_rollout=8))
+    train_async(manager, made, steps=range(8))
+    told = [record.getMessage() for record in caplog.records if "thrown away" in record.getMessage()]
+    assert told
+    assert "--partial-rollout" in told[0]
+    assert "%" in told[0]
