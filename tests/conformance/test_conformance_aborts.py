@@ -106,9 +106,11 @@ def test_an_abort_in_the_queue_comes_back_without_tokens_and_counts(target: Targ
 
 def test_the_client_takes_an_abort_in_the_queue_for_a_normal_answer(target: Target) -> None:
     async def work(pool: EnginePool) -> None:
-        calls = await under_way(pool, MAX_RUNNING + 1)
-        await pool.abort([f"r{MAX_RUNNING}"])
-        completion = await calls[-1]
+        calls = await under_way(pool, MAX_RUNNING)
+        waiting = asyncio.create_task(ask(pool, "waits", **LONG))
+        await asyncio.sleep(0.3)
+        await pool.abort(["waits"])
+        completion = await waiting
         assert (completion.finish, len(completion.output_ids), completion.prompt_tokens) == ("abort", 0, None)
         assert completion.versions == ()
         await pool.abort([f"r{i}" for i in range(MAX_RUNNING)])

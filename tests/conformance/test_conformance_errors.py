@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.client import EnginePool, RequestRefused
-from tests.conformance.conformance_kit import CONTEXT, PROMPT, VOCAB_SIZE, Http, Target, ask, request
+from tests.conformance.conformance_kit import CONTEXT, LONG, PROMPT, VOCAB_SIZE, Http, Target, ask, request
 
 REFUSED = {
     "no ids": ({"input_ids": []}, {}, "input_ids cannot be empty."),
@@ -77,10 +77,11 @@ def test_an_unknown_key_is_ignored_beside_the_sampling_parameters_and_an_error_a
 
 def test_an_id_in_use_is_refused(target: Target) -> None:
     async def work(http: Http) -> None:
-        first = asyncio.create_task(http.generate(request("same", max_new_tokens=300, ignore_eos=True)))
-        await asyncio.sleep(0.2)
+        first = asyncio.create_task(http.generate(request("same", **LONG)))
+        await asyncio.sleep(0.7)
         status, answer = await http.generate(request("same", max_new_tokens=1))
         assert (status, answer["error"]["message"]) == (400, "Duplicate request ID detected: same")
+        await http.control("/abort_request", {"rid": "same"})
         assert (await first)[0] == 200
 
     target.with_http(work)
