@@ -3,14 +3,13 @@
 Sizes are written as `"8GiB"` or a number of bytes, times as `"30s"`, `"5m"` or a number of seconds.
 """
 
-import difflib
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
+from fa_rollout.misspelt import explained
 from fa_rollout.quantities import Bytes, QuantityError, Seconds, with_plain_quantities
 from shm.errors import FaRolloutError
 from trainer_hook.record import COLUMNS, ExtraColumn
@@ -226,7 +225,8 @@ def from_dict(tree: dict[str, Any]) -> Config:
     try:
         config = msgspec.convert(_with_plain_quantities(tree), Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), tree)) from None
+        sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
+        raise ConfigError(explained(str(error), sections | {"": Config})) from None
     if not config.engine.urls and config.engine.model is None:
         raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
     if config.data.shard >= config.data.num_shards:
@@ -296,16 +296,3 @@ def _with_plain_quantities(tree: dict[str, Any]) -> dict[str, Any]:
         }
     except QuantityError as error:
         raise ConfigError(str(error)) from None
-
-
-def _explain(text: str, tree: dict[str, Any]) -> str:
-    unknown = re.search(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?", text)
-    if not unknown:
-        return text.replace("$.", "")
-    name, section = unknown[1], unknown[2] or ""
-    sections: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(Config)}
-    kind = sections.get(section, ExtraColumn if section else Config)
-    near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
-    where = f"section [{section}]" if section else "the top level"
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(kind.__struct_fields__)}"
-    return f"unknown key {name!r} in {where}; {hint}"

@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fa_rollout.config import Config
+from fa_rollout.config import Config, Evaluation
 from fa_rollout.dotted import is_url
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 
@@ -54,10 +54,11 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
     """All checks for a run on this machine, errors first."""
     findings = [
         *check_memory(config.ring.bytes, available_bytes()),
-        *check_descriptors(config.engine.max_concurrent_samples * max(1, len(config.engine.urls))),
+        *check_descriptors(_num_requests(config)),
         *check_proxies(config.engine.urls, os.environ),
         *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
         *check_data(config.data.path),
+        *_check_evaluation(config.evaluation),
         *check_model(config.engine.model, config.engine.tokenizer, embedded=not config.engine.urls),
         *check_command(command),
     ]
@@ -149,16 +150,28 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
     return None
 
 
-def check_data(pattern: str) -> list[Finding]:
+def _num_requests(config: Config) -> int:
+    training = config.engine.max_concurrent_samples * max(1, len(config.engine.urls))
+    return training + config.evaluation.max_concurrent_samples
+
+
+def _check_evaluation(evaluation: Evaluation) -> list[Finding]:
+    """The data sets of evaluations, which nobody opens before the first one."""
+    named = {"evaluation.path": evaluation.path} if evaluation.path else {}
+    named |= {f"evaluation.datasets.{name}": path for name, path in evaluation.datasets.items()}
+    return [finding for key, path in named.items() for finding in check_data(path, key=key)]
+
+
+def check_data(pattern: str, *, key: str = "data.path") -> list[Finding]:
     """At least one file with something in it."""
     files = [Path(name) for name in glob(pattern, recursive=True)] or [Path(pattern)]
     found = [file for file in files if file.is_file()]
     if not found:
-        text, fix = f"data.path = {pattern!r} must name a file, and there is none", "mend the path"
+        text, fix = f"{key} = {pattern!r} must name a file, and there is none", "mend the path"
     elif unreadable := [file for file in found if not os.access(file, os.R_OK)]:
-        text, fix = f"data.path: {unreadable[0]} cannot be read", "change its permissions"
+        text, fix = f"{key}: {unreadable[0]} cannot be read", "change its permissions"
     elif not any(file.stat().st_size for file in found):
-        text, fix = f"data.path = {pattern!r}: {len(found)} files, all empty", "put prompts in"
+        text, fix = f"{key} = {pattern!r}: {len(found)} files, all empty", "put prompts in"
     else:
         return []
     return [Finding(severity=Severity.ERROR, check="data", text=text, fix=fix)]

@@ -105,3 +105,22 @@ def test_the_reference_page_is_that_of_this_code() -> None:
     )
     page = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert made.stdout == page, "make it again: scripts/config-reference > docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"record": {"columns": [{"name": "rewards", "per": "token"}]}}, "none like those of every record"),
+        ({"record": {"columns": [{"name": "cu_x", "per": "item"}]}}, "none like those of every record"),
+        ({"record": {"columns": [{"name": "x", "per": "token"}] * 2}}, "each column once"),
+        ({"record": {"columns": [{"name": "x", "per": "day"}]}}, "Invalid enum value 'day'"),
+        ({"record": {"columns": [{"name": "x", "per": "token", "dtyp": "int8"}]}}, "dtyp"),
+        ({"evaluation": {"sampling": {"temprature": 0.0}}}, "must be those of .sampling.*temprature"),
+        ({"evaluation": {"sampling": {"top_p": 2.0}}}, "top_p"),
+    ],
+)
+def test_a_column_or_an_evaluation_that_cannot_be_is_refused_at_the_start(
+    section: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        from_dict(tree(**section))

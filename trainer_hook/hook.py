@@ -58,13 +58,7 @@ class TrainerHook:
         self._stepping = Stepping(self._session, step=welcome.step)
         self._updating = Updating(self._session, self._stepping.time, version=welcome.version)
         self._lineage = welcome.lineage
-        self.run = RunShape(
-            run=welcome.run,
-            num_steps=welcome.num_steps,
-            groups_per_step=welcome.groups_per_step,
-            samples_per_group=welcome.samples_per_group,
-            update_interval=welcome.update_interval,
-        )
+        self.run = RunShape.of(welcome)
         close_at_exit(self)
 
     @classmethod
@@ -200,14 +194,13 @@ class TrainerHook:
     def abort(
         self, *, group: int | None = None, member: int | None = None, older_than: int | None = None
     ) -> int:
-        """Abort the running requests of one group, of one sample of it, of groups begun before a version, or
-        of all.
+        """Abort running requests: of one group, one sample of it, groups begun before a version, or all.
 
         What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
-        Evaluations are not struck. Returns how many groups it struck.
+        Evaluations go on. Returns how many groups it struck.
         """
-        struck = self._session.ask_value(m.Abort, group=group, member=member, older_than=older_than)
-        return int(struck or 0)
+        target = {"group": group, "member": member, "older_than": older_than}
+        return int(self._session.ask_value(m.Abort, **target) or 0)
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -220,20 +213,18 @@ class TrainerHook:
     ) -> Evaluation:
         """Sample and score prompts with the engines' present weights, beside training; wait for all of it.
 
-        Call it on one rank. Nothing of it enters a batch, the counts of training or the data's cursor.
+        Call it on one rank. Nothing of it enters a batch, the counts of training or its cursor.
 
         Args:
-            source: prompts (text, chat messages, or dicts of prompt, label and metadata); or the name of a
-                data set in `[evaluation]`, or a file's path; None: `evaluation.path`.
-            samples_per_prompt, sampling: in place of those of `[evaluation]`; of `sampling` those keys alone
-                that are given, such as `{"temperature": 0.0}`.
+            source: prompts (text, chat messages, or dicts of prompt, label and metadata); or a data set of
+                `[evaluation]` by name, or a file's path; None: `evaluation.path`.
+            samples_per_prompt, sampling: in place of those of `[evaluation]`, key by key.
 
         Raises:
             EvaluationFailed: the data set or the sampling cannot be used. A prompt that fails is none.
-            Stalled: no prompt ended in `trainer.stall_s`.
         """
-        pending = self.begin_evaluation(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
-        with pending:
+        order = order_of(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
+        with PendingEvaluation(self._session, order) as pending:
             return pending.result()
 
     def begin_evaluation(
@@ -245,8 +236,7 @@ class TrainerHook:
     ) -> PendingEvaluation:
         """The same without waiting: train on, and call `is_ready` and `result` when it suits.
 
-        A weight update meanwhile makes it one of mixed versions, and says so (`Evaluation.is_mixed`).
-        """
+        A weight update meanwhile makes it one of mixed versions (`Evaluation.is_mixed`)."""
         order = order_of(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
         return PendingEvaluation(self._session, order)
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+from trainer_hook.messages import Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,17 @@ class RunShape:
     samples_per_group: int
     update_interval: int
     """Steps trained per published weight version."""
+
+    @classmethod
+    def of(cls, welcome: Welcome) -> Self:
+        """As the hub told it."""
+        return cls(
+            run=welcome.run,
+            num_steps=welcome.num_steps,
+            groups_per_step=welcome.groups_per_step,
+            samples_per_group=welcome.samples_per_group,
+            update_interval=welcome.update_interval,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
