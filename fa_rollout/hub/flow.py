@@ -4,20 +4,18 @@ In: the generator's news and the trainer's steps. Out: assignments, steps, ring 
 Invariant: the books, the ring's table and the version agree after each call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
-from fa_rollout.hub.books import Books, End, Group, Source
+from fa_rollout.hub.ageing import Ageing, Note
+from fa_rollout.hub.books import Books, Group, Source
 from fa_rollout.hub.meter import Meter
 from fa_rollout.hub.replay import Recording
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
-
-Note = Callable[..., None]
-"""Writes an event of this name with these values to the run's log."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +64,6 @@ class Flow:
         """
         self.recording = recording
         rollout = config.rollout
-        self._note = note
         groups_per_version = rollout.groups_per_step * rollout.update_interval
         self.config = config
         self.books = Books(stream)
@@ -88,13 +85,19 @@ class Flow:
         self.step = 0
         """Next step to compose."""
         self.handed_since_publication = 0
-        self._swept = (0, 0, False)
-        """Where the run stood when hopeless groups were last looked for."""
         self.weights_pending = False
         """A checkpoint was loaded whose weights the engines do not have yet."""
         self.held = False
         self.open_steps: dict[int, Step] = {}
         self.meter = Meter()
+        self.ageing = Ageing(
+            books=self.books,
+            table=table,
+            rules=self.rules,
+            max_attempts=rollout.max_attempts,
+            meter=self.meter,
+            note=note,
+        )
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -184,7 +187,7 @@ class Flow:
         """Close the next step, or say what it waits for. Overdue groups are settled on the way."""
         if self.recording is not None:
             return self._compose_as(self.recording)
-        self._settle_overdue()
+        self.ageing.settle_overdue(self.version)
         counts = self.books.counts()
         is_over = self.books.num_left == 0 and not self.books.stream.is_open
         more_to_come = bool(counts.running or counts.issued or counts.queued or not is_over)
@@ -192,8 +195,8 @@ class Flow:
             self.rules,
             version=self.version,
             handed_since_publication=self.handed_since_publication,
-            ready=self._ready(),
-            running=_ages(self.books.running()),
+            ready=self.ageing.ready(),
+            running=self.ageing.running(),
             more_to_come=more_to_come,
         )
         if isinstance(decision, composition.Wait):
@@ -203,27 +206,13 @@ class Flow:
     def _compose_as(self, recording: Recording) -> Step | composition.Wait:
         for group in self.books.committed():
             if group.group not in recording.groups:
-                self._drop(group, "the recorded run did not train it")
+                self.ageing.drop(group, "the recorded run did not train it")
         decision = recording.compose(self.step, self.books)
         return decision if isinstance(decision, composition.Wait) else self._close(decision.groups)
 
     def take_hopeless(self) -> list[int]:
-        """Groups that the generator is to stop, since no step can train them any more; each sweep once.
-
-        Under `retry` they go back to the data here, under `drop` when the generator has let go of them.
-        """
-        state = (self.version, self._training_version, self.all_composed)
-        if state == self._swept:
-            return []
-        self._swept = state
-        running = self.books.running()
-        if self.all_composed:
-            return [group.group for group in [*running, *self.books.issued()]]
-        late = composition.hopeless(self.rules, self._training_version, _ages(running))
-        for name in late:
-            if self._starts_again(self.books.groups[name]):
-                self.books.requeue(self.books.groups[name])
-        return list(late)
+        """Groups that the generator is to stop, since no step can train them any more; each sweep once."""
+        return self.ageing.take_hopeless(self.version, self._training_version, all_composed=self.all_composed)
 
     @property
     def _training_version(self) -> int:
@@ -254,39 +243,6 @@ class Flow:
             f"{(staleness + 1) * self.window.groups_per_version}; call hook.update_weights() every "
             f"{interval} steps, or raise rollout.update_interval or rollout.staleness"
         )
-
-    def _settle_overdue(self) -> None:
-        overdue = composition.overdue(self.rules, self.version, self._ready())
-        for name in overdue:
-            group = self.books.groups[name]
-            assert group.commit is not None
-            reason = f"oldest token of version {group.commit.oldest_version}"
-            if self._starts_again(group):
-                self.table.discard(group.commit.sequence)
-                self._note(Settlement.RETURNED, group=name, attempt=group.attempt, reason=reason)
-                self.books.requeue(group)
-            else:
-                self._drop(group, reason)
-
-    def _drop(self, group: Group, reason: str) -> None:
-        assert group.commit is not None
-        self.table.discard(group.commit.sequence)
-        self._note(Settlement.DROPPED, group=group.group, attempt=group.attempt, reason=reason)
-        self.meter.dropped_tokens += sum(group.commit.response_lens)
-        self.books.end(group, End.DROPPED)
-
-    def _starts_again(self, group: Group) -> bool:
-        """Whether an overdue group goes back to the data: by policy, or since fed prompts are not lost."""
-        if self.rules.policy == "retry":
-            return group.attempt < self.config.rollout.max_attempts - 1
-        return self.rules.policy == "wait" and self.books.stream.is_open
-
-    def _ready(self) -> list[composition.Ready]:
-        return [
-            composition.Ready(group=g.group, oldest_version=g.commit.oldest_version)
-            for g in self.books.committed()
-            if g.commit is not None
-        ]
 
     def _close(self, names: Sequence[int]) -> Step:
         groups = [self.books.groups[name] for name in names]
@@ -330,11 +286,3 @@ class Flow:
         self.version = version
         self.handed_since_publication = 0
         self.weights_pending = False
-
-
-def _ages(running: Sequence[Group]) -> list[composition.Running]:
-    return [
-        composition.Running(group=group.group, version=group.version)
-        for group in running
-        if group.version is not None
-    ]

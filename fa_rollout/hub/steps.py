@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fa_rollout.config import Config
+from fa_rollout.hub.ageing import Note
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.delivery import assignment, cut
-from fa_rollout.hub.flow import Flow, Note, Step
+from fa_rollout.hub.flow import Flow, Step
 from fa_rollout.hub.world import Attachment, Key, World
 from shm.ring import RingTable
 from trainer_hook.errors import UnsplittableBatch
