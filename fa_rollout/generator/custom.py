@@ -20,7 +20,7 @@ prompt must begin with all ids that the sample has so far; what it adds is taken
             ids = context.ids(sample)
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,16 +91,26 @@ class GenerateContext:
         self._tokenizer = tokenizer
         self._ticket = ticket
 
-    async def generate(self, input_ids: npt.ArrayLike, sampling_params: Params) -> Turn:
+    async def generate(
+        self,
+        input_ids: npt.ArrayLike,
+        sampling_params: Params,
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> Turn:
         """Sample one turn; aborts are dealt with inside.
 
         Without room (`max_new_tokens` below 1) nothing is sent, and the turn is one cut off by length.
+
+        Args:
+            options: further keys of its requests, such as `image_data` or `lora_path`.
 
         Raises:
             RequestFailed: the engine refuses the request, or failed again and again.
         """
         prompt = np.array(input_ids, dtype=np.int32)
-        return await self._requester.sample_turn(self._ticket, prompt, dict(sampling_params))
+        params = dict(sampling_params)
+        return await self._requester.sample_turn(self._ticket, prompt, params, options=options or {})
 
     def encode(self, text: str) -> IntArray:
         """Ids of a piece of text, without special tokens around it."""

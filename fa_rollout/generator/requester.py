@@ -111,7 +111,9 @@ class Requester:
         self._settled.set()
         self.counts = RequestCounts()
 
-    async def sample_turn(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Turn:
+    async def sample_turn(
+        self, ticket: Ticket, input_ids: IntArray, params: Params, options: Mapping[str, Any] | None = None
+    ) -> Turn:
         """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
 
         No room (`max_new_tokens` below 1, or the context full) is a turn cut off by length, without a
@@ -122,7 +124,7 @@ class Requester:
             SampleFailed: aborted again and again.
             RequestFailed, EngineUnavailable: as the pool raises them.
         """
-        draft = Draft()
+        draft = Draft(options=options or {})
         num_stalls = num_restarts = 0
         params = self._within_context(params, len(input_ids))
         while draft.num_tokens < params["max_new_tokens"]:
@@ -182,7 +184,8 @@ class Requester:
         """Send one request and take its answer into the draft."""
         await self._gate.passed()
         floor, lineage = self._book.published, self._book.lineage
-        completion = await self._send(ticket, draft.prompt(input_ids), self._params(ticket, params, draft))
+        prompt, rest = draft.prompt(input_ids), self._params(ticket, params, draft)
+        completion = await self._send(ticket, prompt, rest, {**ticket.options, **draft.options})
         self.counts.tokens += len(completion.output_ids)
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
@@ -216,11 +219,12 @@ class Requester:
             )
         return rest
 
-    async def _send(self, ticket: Ticket, input_ids: IntArray, params: Params) -> Completion:
+    async def _send(
+        self, ticket: Ticket, input_ids: IntArray, params: Params, options: dict[str, Any]
+    ) -> Completion:
         assignment = ticket.job.assignment
         stream, serial = ticket.job.stream, next(self._serial)
         rid = f"{stream}{assignment.group}.{assignment.attempt}-m{ticket.member}-{serial}"
-        options = dict(ticket.options)
         if self._keys_cache:
             options["extra_key"] = self._book.label(self._book.published)
         ticket.num_requests += 1

@@ -6,8 +6,9 @@ Invariant: ids, log-probabilities and version spans grow together, by whole answ
 from nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class Turn:
 class Draft:
     """A turn in the making."""
 
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of each of its requests."""
     ids: list[IntArray] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)

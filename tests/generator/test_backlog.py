@@ -9,6 +9,8 @@ import pytest
 
 from fa_rollout.engines.scripted import Lengths, ScriptedEngine
 from tests.hub.rig import Rig
+from trainer_hook import GeneratorFailed
+from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]
 
@@ -76,3 +78,33 @@ def test_memory_is_flat_over_thousands_of_samples(tmp_path: Path, play: Play, nu
                     warm = [process.memory_info().rss for process in processes]
             grown = [p.memory_info().rss - w for p, w in zip(processes, warm, strict=True)]
         assert max(grown) < 6 << 20, grown
+
+
+def test_the_smallest_limits_make_progress(tmp_path: Path, play: Play) -> None:
+    rollout = {"num_steps": 4, "groups_per_step": 1, "samples_per_group": 1, "staleness": 0}
+    rig = Rig(tmp_path / "run", play(), rollout=rollout)
+    rig.config["engine"]["max_concurrent_samples"] = 1
+    rig.config["evaluation"] = {"max_concurrent_samples": 1}
+    trained = []
+    (rig.folder / "prompts.jsonl").write_text('{"prompt": "the only one", "label": "x"}\n')
+    with rig, rig.attach() as hook:
+        pending = hook.begin_evaluation(["one", "two"])
+        for _ in range(4):
+            with hook.next_batch() as batch:
+                trained += [(sample.group, sample.epoch) for sample in batch.samples]
+            with hook.update_weights():
+                pass
+        assert len(pending.result().samples) == 2
+    assert trained == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_data_that_changes_in_the_middle_of_a_run_ends_it_and_is_named(tmp_path: Path, play: Play) -> None:
+    with Rig(tmp_path / "run", play(), rollout={"staleness": 0, "groups_per_step": 2}) as rig:
+        with rig.attach() as hook:
+            with hook.next_batch():
+                (rig.folder / "prompts.jsonl").write_text("")
+            with hook.update_weights():
+                pass
+            with pytest.raises(GeneratorFailed, match=r"prompts\.jsonl"), hook.next_batch():
+                pass
+        rig.last_words = m.RunEnded(exit_code=1, text="", counts={})

@@ -192,3 +192,15 @@ def test_one_sample_of_a_group_can_be_aborted_alone(tmp_path: Path, play: Play) 
         sent = [r.rid.split("-")[2:4] for r in engine.requests("/generate") if r.rid and "-g" in r.rid]
         again = [key for key in map(tuple, sent) if sent.count(list(key)) > 1]
         assert set(again) == {("g1.0", "m2")}
+
+
+def test_a_turn_can_ask_for_more_without_changing_the_others(tmp_path: Path, play: Play) -> None:
+    engine = play()
+    tree = run_tree(tmp_path, engine.url, rollout={"generate": "tests.generator.user_code.with_options"})
+    with HubEnd(tree) as hub:
+        hub.wait_for(m.GeneratorReady)
+        engine.clear()
+        hub.issue(0)
+        hub.wait_for(m.Commit)
+    keys = [request.body["extra_key"] for request in engine.requests("/generate")]
+    assert sorted(keys, key=str) == [None, None, "mine", "mine"]

@@ -152,3 +152,11 @@ async def with_arrays(context: GenerateContext, sample: Sample, sampling_params:
 def reward_by_token(sample: Sample) -> dict[str, Any]:
     """One for the whole, and as many for its tokens."""
     return {"reward": 1.0, "token_rewards": list(range(len(sample.response_ids)))}
+
+
+async def with_options(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Two turns, of which the second asks for something more."""
+    context.append_turn(sample, await context.generate(sample.prompt_ids, sampling_params))
+    ids = context.ids(sample)
+    context.append_turn(sample, await context.generate(ids, sampling_params, options={"extra_key": "mine"}))
+    return sample
