@@ -95,7 +95,7 @@ async def _work(link: HubLink, ring_fd: int, life: Life, open_loop: Open) -> End
 
 
 def _settle_memory() -> None:
-    """Collect seldom: with thousands of requests in flight a full collection holds the loop for 0.2 s and more.
+    """Collect seldom: with thousands of requests in flight a full collection holds the loop for over 0.2 s.
 
     What is open by now stays for good and is not looked at again; requests leave no reference cycles.
     """
