@@ -251,16 +251,11 @@ class TrainerHook:
     def statistics(self) -> HookStatistics:
         """Where this process spent its time, and the hub's figures of the whole run."""
         hub = self._session.ask_value(m.Query, what="statistics")
-        time = self._stepping.time
         return HookStatistics(
             num_steps=self._stepping.num_trained,
-            first_wait_s=time.first_wait_s,
-            wait_s=time.wait_s,
-            train_s=time.train_s,
-            update_s=time.update_s,
-            bubble_s=time.bubble_s,
             num_held_records=self._session.leases.num_held,
             hub=MappingProxyType(hub or {}),
+            **self._stepping.time.figures(),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,6 +41,11 @@ class Stopwatch:
         finally:
             self.update_s += time.monotonic() - start_s
 
+    def figures(self) -> dict[str, float]:
+        """All of it, in seconds."""
+        names = ("first_wait_s", "wait_s", "train_s", "update_s", "bubble_s")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def train_s(self) -> float:
         """Time since the first request that was no wait for a batch."""
