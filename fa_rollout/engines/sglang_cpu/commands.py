@@ -58,7 +58,7 @@ def server(model: Path, *, port: int, threads: int, options: Sequence[str] = ())
     # The warm-up is an English sentence, which a small tokenizer need not know; health checks do the same.
     settings = """--device cpu --tp 1 --attention-backend torch_native --disable-cuda-graph --dtype float32
         --max-total-tokens 32768 --mem-fraction-static 0.3 --max-running-requests 256 --skip-server-warmup"""
-    place = ["--model-path", str(model), "--host", HOST, "--port", str(port)]
+    place = ["--model-path", str(model.absolute()), "--host", HOST, "--port", str(port)]
     return Service(
         name="SGLang",
         command=[interpreter(), "-m", "sglang.launch_server", *place, *settings.split(), *options],

@@ -79,6 +79,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
+            cwd=self._scratch,
             preexec_fn=_die_with_parent,
         )
 
