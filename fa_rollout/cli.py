@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from fa_rollout.config import Config, load
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
 from fa_rollout.preflight import Severity, preflight
@@ -68,13 +70,24 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
-    config = load(options.config)
+    config = _with_options(load(options.config), options)
     if not is_fit(config, command):
         return EXIT_REFUSED
     from fa_rollout.launcher.launch import Seat, launch
 
     seat = Seat() if command else Seat(ready=_tell_trainers)
     return launch(config, command, seat=seat).exit_code
+
+
+def _with_options(config: Config, options: argparse.Namespace) -> Config:
+    """The configuration, changed by what the command line says."""
+    if options.shard is not None:
+        shard, num_shards = options.shard
+        data = replace(config.data, shard=shard, num_shards=num_shards)
+        config = replace(config, data=data)
+    if options.replay is not None:
+        config = replace(config, run=replace(config.run, replay=options.replay))
+    return config
 
 
 def is_fit(config: Config, command: Sequence[str]) -> bool:
@@ -131,6 +144,8 @@ def _add_run(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("config", metavar="CONFIG", help="a TOML file")
+    run.add_argument("--shard", type=_shard, metavar="I/N", help="prompts of node I of N (data.shard)")
+    run.add_argument("--replay", metavar="LOG", help="give a recorded run's steps out again (run.replay)")
 
 
 def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -152,6 +167,13 @@ def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     demo.add_argument("--engine", default="embedded", metavar="WHICH", help=_ENGINE_HELP)
     demo.add_argument("--output", metavar="DIR", help="where everything goes (default: out/demo-TIME)")
     demo.add_argument("--staleness", type=int, metavar="N", help=_STALENESS_HELP)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    shard, _, num_shards = text.partition("/")
+    if not (shard.isdigit() and num_shards.isdigit() and int(shard) < int(num_shards)):
+        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, found {text!r}")
+    return int(shard), int(num_shards)
 
 
 def _positive(text: str) -> int:

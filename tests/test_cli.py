@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fa_rollout.cli import main
+from fa_rollout.config import load
 
 
 def run(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -62,6 +63,23 @@ def test_a_mistake_is_code_two_and_one_message(
         main(words)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_shard_must_be_one_of_its_number(tmp_path: Path) -> None:
+    for text in ("2/2", "1", "a/b", "-1/2"):
+        done = run("run", "none.toml", f"--shard={text}", folder=tmp_path)
+        assert done.returncode == 2
+        assert "must be I/N with I from 0 to N - 1" in done.stderr
+
+
+def test_shard_and_replay_change_the_configuration(tmp_path: Path) -> None:
+    from fa_rollout.cli import _EXAMPLE, _parser, _with_options
+
+    path = tmp_path / "run.toml"
+    path.write_text(_EXAMPLE[_EXAMPLE.index("  [data]") :])
+    options = _parser().parse_args(["run", str(path), "--shard", "1/2", "--replay", "events.jsonl"])
+    config = _with_options(load(path), options)
+    assert (config.data.shard, config.data.num_shards, config.run.replay) == (1, 2, "events.jsonl")
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
