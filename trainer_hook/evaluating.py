@@ -49,6 +49,8 @@ class PendingEvaluation:
 
     def is_ready(self) -> bool:
         """Take what has come, without waiting; whether `result` would return, or raise, at once."""
+        if self._is_over:
+            return True
         with self._session.call():
             connection = self._session.connection
             while not self._is_over and connection.has_arrived(self._ask()):

@@ -10,10 +10,11 @@ Invariant: every prompt that an order leaves open is answered by one `Evaluated`
 """
 
 import asyncio
+import itertools
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +25,7 @@ from fa_rollout.config import Config, ConfigError, Sampling, sampling_with
 from fa_rollout.data.chat import PromptError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row
+from fa_rollout.generator.assemble import check_sample
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.execution import Executions, Executor, Order
 from fa_rollout.generator.gate import Gate
@@ -76,22 +78,22 @@ class Evaluator:
     async def _run(self, message: m.RunEvaluation) -> None:
         error = None
         try:
-            work = await self._open(message)
-            with first_error():
+            with ExitStack() as files, first_error():
+                work = await self._open(message, files)
                 await self._all(work, set(message.done))
         except ConfigError as mistake:
             error = str(mistake)
         self._send(m.EvaluationEnded(evaluation=message.evaluation, error=error))
 
-    async def _open(self, message: m.RunEvaluation) -> "_Work":
-        """What an order asks for, all settings in place.
+    async def _open(self, message: m.RunEvaluation, files: ExitStack) -> "_Work":
+        """What an order asks for, all settings in place; `files` closes what was opened.
 
         Raises:
             ConfigError: there is no such data set, it cannot be read, or a sampling key is wrong.
         """
         order, settings = message.order, self._config.evaluation
         sampling = sampling_with(self._config.sampling, settings.sampling | order.sampling)
-        row, num_prompts = await self._rows(order)
+        row, num_prompts = await self._rows(order, files)
         return _Work(
             number=message.evaluation,
             row=row,
@@ -100,7 +102,7 @@ class Evaluator:
             sampling=sampling,
         )
 
-    async def _rows(self, order: m.EvaluationOrder) -> tuple[Callable[[int], Row], int]:
+    async def _rows(self, order: m.EvaluationOrder, files: ExitStack) -> tuple[Callable[[int], Row], int]:
         """Rows by index, and how many there are."""
         prompts, settings = order.prompts, self._config.evaluation
         if prompts is not None:
@@ -112,6 +114,7 @@ class Evaluator:
             )
         data = msgspec.structs.replace(self._config.data, path=path, metadata_keys=None)
         source = await asyncio.to_thread(PromptSource.open, data)
+        files.callback(source.close)
         return source.row, len(source)
 
     async def _all(self, work: "_Work", done: set[int]) -> None:
@@ -145,6 +148,8 @@ class Evaluator:
                     work.job(index), self._place, self._order(work, row)
                 )
                 await self._executor.score(executions)
+            for sample in itertools.chain(*executions):
+                check_sample(sample)
         except (ConfigError, RewardWorkersLost):
             raise
         except (SampleFailed, ClientError, PromptError) as error:
@@ -152,7 +157,7 @@ class Evaluator:
         except Exception as error:  # user code runs in there: its mistake ends its prompt, not the run
             logger.warning("event=evaluation_raised index=%d", index, exc_info=error)
             failure = f"raised: {''.join(traceback.format_exception_only(error)).strip()}"
-        samples = [] if failure else [_evaluated(s) for execution in executions for s in execution]
+        samples = [] if failure else [_evaluated(sample) for sample in itertools.chain(*executions)]
         return EvaluatedPrompt(
             index=index, prompt=row.prompt, label=row.label, samples=samples, failure=failure
         )
