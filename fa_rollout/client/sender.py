@@ -116,8 +116,8 @@ class Sender:
             end_scope(call.pause)
 
     async def _slot(self, call: Call, avoid: Lane | None) -> Lane:
-        while True:
-            lane = None if call.is_aborted else self.dispatcher.try_acquire(call.routing_key, avoid)
+        while not call.is_aborted:
+            lane = self.dispatcher.try_acquire(call.routing_key, avoid)
             if lane is None:
                 lane = await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
             try:
@@ -128,6 +128,7 @@ class Sender:
             if not call.is_aborted and not self.dispatcher.is_held:
                 return lane
             self.dispatcher.release(lane)  # aborted, or paused, while it stood at the turnstile
+        raise _Interrupted
 
     async def _wait(self, call: Call, what: Awaitable[T]) -> T:
         scope = asyncio.timeout(0 if call.is_aborted else None)

@@ -107,6 +107,21 @@ def test_a_call_aborted_while_it_waits_for_a_slot_is_never_sent() -> None:
         assert len(sent(engine)) == 4
 
 
+def test_calls_aborted_in_the_middle_of_a_burst_end_without_being_sent() -> None:
+    with ScriptedEngine.start(SLOW) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            calls = [asyncio.create_task(ask(pool, f"r{i}")) for i in range(200)]
+            await asyncio.sleep(0)  # each has a slot, and few have been sent
+            await pool.abort([f"r{i}" for i in range(200)])
+            async with asyncio.timeout(30):
+                assert {completion.finish for completion in await asyncio.gather(*calls)} == {"abort"}
+            assert len(sent(engine)) < 200
+            assert pool.statistics().num_in_flight == 0
+
+        run_with(engine, work)
+
+
 def test_a_call_aborted_between_two_attempts_is_not_sent_again() -> None:
     with ScriptedEngine.start(SLOW, rules=[Rule(rid="-r", status=500)]) as engine:
 
