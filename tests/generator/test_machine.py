@@ -5,6 +5,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.generator.virtual import VirtualRun, true_ids, true_logprob
 from tests.hub.rig import add_up
+from trainer_hook import EvaluatedPrompt
 from trainer_hook import messages as m
 
 PICK = st.integers(0, 1000)
@@ -63,6 +65,9 @@ class RunMachine(RuleBasedStateMachine):
         self.may_drop = policy in ("drop", "retry") or surplus > 0
         """Also once versions come faster than the trainer trains."""
         self.is_over = False
+        self.evaluation: int | None = None
+        self.evaluated: list[int] = []
+        self.collecting: int | None = None
 
     # --- engines ------------------------------------------------------------------------------------
 
@@ -200,6 +205,35 @@ class RunMachine(RuleBasedStateMachine):
         self.run.say(m.Abort(request=self.number(), group=group, member=member))
         self.run.step()
 
+    @precondition(lambda self: self.evaluation is None)
+    @rule()
+    def an_evaluation_begins(self) -> None:
+        number = self.number()
+        prompts = [m.EvaluationPrompt(prompt=f"test {label}", label=label) for label in (7, 8, 9)]
+        self.run.say(m.Evaluate(request=number, order=m.EvaluationOrder(prompts=prompts)))
+        reply = self.run.to_rank_box.pop(number)
+        assert isinstance(reply, m.Reply)
+        self.evaluation, self.evaluated = reply.value, []
+        self.run.step()
+
+    @precondition(lambda self: self.evaluation is not None)
+    @rule()
+    def the_trainer_collects(self) -> None:
+        assert self.evaluation is not None
+        if self.collecting is None:
+            self.collecting = self.number()
+            self.run.say(m.Collect(request=self.collecting, evaluation=self.evaluation))
+        part = self.run.to_rank_box.pop(self.collecting, None)
+        if part is None:
+            return
+        self.collecting = None
+        assert isinstance(part, m.EvaluationPart)
+        self.evaluated += [msgspec.msgpack.decode(r, type=EvaluatedPrompt).index for r in part.results]
+        assert len(set(self.evaluated)) == len(self.evaluated)
+        if part.is_over:
+            assert sorted(self.evaluated) == [0, 1, 2]
+            self.evaluation = None
+
     @rule(held=st.booleans())
     def the_trainer_holds(self, held: bool) -> None:
         self.run.say(m.Hold(request=self.number(), held=held))
@@ -236,10 +270,11 @@ class RunMachine(RuleBasedStateMachine):
         try:
             self.the_trainer_holds(False)
             for _ in range(600):
-                if self.is_over:
+                if self.is_over and self.evaluation is None:
                     break
                 self.go_on()
             assert self.is_over
+            assert self.evaluation is None
             assert len(self.trained) == NUM_STEPS * GROUPS_PER_STEP
             self.the_run_goes_on_and_its_counts_add_up()
             self.no_group_is_answered_or_trained_twice()
@@ -259,9 +294,11 @@ class RunMachine(RuleBasedStateMachine):
         assert self.run.table.statistics().num_live == counts.committed
 
     def go_on(self) -> None:
+        if self.evaluation is not None:
+            self.the_trainer_collects()
         if self.batch is not None:
             self.the_trainer_ends_its_step(True)
-        elif self.asked is not None:
+        elif self.asked is not None or self.is_over:
             self.look()
             for number in range(6):
                 self.an_answer_comes(number, 9)
