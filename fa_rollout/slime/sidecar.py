@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Position = tuple[Any, ...]
 _FIELDS = ("epoch_id", "sample_group_index", "sample_index", "sample_offset")
-_NAME = re.compile(r"fa_rollout_(\d+)\.pkl")
+_NAME = re.compile(r"fa_rollout_(\d+)\.[0-9a-f]{8}\.pkl")
 _STATE = "global_dataset_state_dict_{}.pt"
 _LATEST = 3
 """Sidecars that are kept though no state of slime's belongs to them."""
@@ -53,7 +54,7 @@ def write(save: str, rollout_id: int, sidecar: Sidecar) -> None:
     """Write the sidecar of a call, and remove those that no state of slime's belongs to any more."""
     folder = Path(save, "rollout")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"fa_rollout_{rollout_id}.pkl"
+    path = folder / _name(rollout_id, sidecar.position)
     draft = path.with_suffix(f".{os.getpid()}")
     fields = (sidecar.position, sidecar.delivered, sidecar.outstanding, sidecar.lineage)
     draft.write_bytes(pickle.dumps(fields, pickle.HIGHEST_PROTOCOL))
@@ -65,12 +66,12 @@ def undelivered(load: str | None, rollout_id: int, position: Position) -> list[b
     """Groups to be given again by the first call of a life, made for `rollout_id`."""
     if load is None or rollout_id == 0:
         return []
-    now, before = _read(load, rollout_id), _read(load, rollout_id - 1)
-    if now is not None and now.position == position:
+    now, before = (_read(load, number, position) for number in (rollout_id, rollout_id - 1))
+    if now is not None:
         return [*now.delivered, *now.outstanding]
-    if before is not None and before.position == position:
+    if before is not None:
         return before.outstanding
-    if now is not None or before is not None:
+    if any(Path(load, "rollout").glob("fa_rollout_*.pkl")):
         logger.warning(
             "event=sidecar_unused rollout_id=%d text=%s",
             rollout_id,
@@ -80,12 +81,18 @@ def undelivered(load: str | None, rollout_id: int, position: Position) -> list[b
     return []
 
 
-def _read(load: str, rollout_id: int) -> Sidecar | None:
-    path = Path(load, "rollout", f"fa_rollout_{rollout_id}.pkl")
+def _name(rollout_id: int, position: Position) -> str:
+    """Two lives that resume from one checkpoint must not take the other's file away, so it names both."""
+    return f"fa_rollout_{rollout_id}.{zlib.crc32(repr(position).encode()):08x}.pkl"
+
+
+def _read(load: str, rollout_id: int, position: Position) -> Sidecar | None:
+    path = Path(load, "rollout", _name(rollout_id, position))
     if not path.exists():
         return None
-    position, delivered, outstanding, lineage = pickle.loads(path.read_bytes())
-    return Sidecar(position=position, delivered=delivered, outstanding=outstanding, lineage=lineage)
+    found, delivered, outstanding, lineage = pickle.loads(path.read_bytes())
+    assert found == position, "a file's name is made of its position"
+    return Sidecar(position=found, delivered=delivered, outstanding=outstanding, lineage=lineage)
 
 
 def _prune(folder: Path, newest: int) -> None:

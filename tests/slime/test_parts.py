@@ -104,13 +104,20 @@ def test_a_resume_gives_what_was_under_way_at_the_checkpoint(
     assert sidecar.undelivered(str(tmp_path), 4, (0, position, 2 * position, position)) == expected
 
 
+def test_a_second_resume_from_one_checkpoint_finds_what_the_first_one_found(tmp_path: Path) -> None:
+    write(tmp_path, 4, 12, [b"of 4"], [b"left by 4"])
+    found = sidecar.undelivered(str(tmp_path), 4, (0, 12, 24, 12))
+    write(tmp_path, 4, 14, [b"of 4 again"], [b"left by the first resume, which died"])
+    assert sidecar.undelivered(str(tmp_path), 4, (0, 12, 24, 12)) == found
+
+
 def test_sidecars_without_a_checkpoint_are_removed_in_time(tmp_path: Path) -> None:
     state = tmp_path / "rollout" / "global_dataset_state_dict_2.pt"
     state.parent.mkdir()
     state.touch()
     for rollout_id in range(10):
         write(tmp_path, rollout_id, rollout_id, [], [])
-    left = sorted(int(p.stem.split("_")[-1]) for p in state.parent.glob("fa_rollout_*.pkl"))
+    left = sorted(int(p.name.split(".")[0].split("_")[-1]) for p in state.parent.glob("fa_rollout_*.pkl"))
     assert left == [2, 3, 7, 8, 9]
 
 
