@@ -64,7 +64,7 @@ def main() -> int:
         untrained += account.untrained
         exits += account.exits
         took_s = time.monotonic() - started_s
-        print(f"seed {seed} took_s={took_s:.0f} launches={account.lives_of_launch} kills={account.num_kills}")
+        print(f"seed {seed} took_s={took_s:.0f} launches={account.num_launches} kills={account.num_kills}")
         sys.stdout.flush()
     num_kills = sum(number for name, number in struck.items() if "KILL" in name)
     print(f"runs={options.runs} failed={num_failed} kills={num_kills} struck={dict(sorted(struck.items()))}")

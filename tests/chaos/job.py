@@ -7,11 +7,12 @@ system below them. Nothing here kills anything; see `storm`.
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import psutil
 
@@ -26,6 +27,10 @@ SAMPLES_PER_GROUP = 2
 STALENESS = 2
 MAX_NEW_TOKENS = 192
 HEARTBEAT_S = 2.0
+POLICIES = ("wait", "wait", "drop", "retry")
+"""Those that bound staleness; a job has one of them, by its seed."""
+PROTOCOLS: tuple[Literal["0.5.15", "0.5.23"], ...] = ("0.5.23", "0.5.15")
+"""Engines that tell the version of each token, and such as do not."""
 GRACE_S = 3.0
 
 _CONFIG = """\
@@ -37,6 +42,7 @@ num_steps = {num_steps}
 groups_per_step = {groups_per_step}
 samples_per_group = {samples_per_group}
 staleness = {staleness}
+staleness_policy = "{policy}"
 [sampling]
 max_new_tokens = {max_new_tokens}
 [reward]
@@ -67,6 +73,9 @@ class Job:
 
     def __init__(self, folder: Path, *, num_steps: int, seed: int, num_engines: int = 2) -> None:
         self.folder, self.num_steps, self.seed = folder, num_steps, seed
+        dice = random.Random(seed)
+        self.policy = dice.choice(POLICIES)
+        protocol = dice.choice(PROTOCOLS)
         for name in ("steps", "tmp"):
             (folder / name).mkdir(parents=True)
         write_tiny_model(folder / "model", characters=CHARACTERS)
@@ -76,6 +85,7 @@ class Job:
         self._script = Script(
             vocab_size=VOCAB_SIZE,
             lengths=Lengths(kind="lognormal", tokens=30, sigma=0.9, low=1, high=MAX_NEW_TOKENS, seed=seed),
+            protocol=protocol,
             tokens_per_s=300.0,
             update_s=0.02,
         )
@@ -95,6 +105,7 @@ class Job:
             groups_per_step=GROUPS_PER_STEP,
             samples_per_group=SAMPLES_PER_GROUP,
             staleness=STALENESS,
+            policy=self.policy,
             max_new_tokens=MAX_NEW_TOKENS,
             urls=json.dumps([engine.url for engine in self.engines]),
             model=json.dumps(str(self.folder / "model")),
@@ -185,11 +196,7 @@ class Launch:
     def left(self) -> list[str]:
         """What still lives of all that was ever seen, in words."""
         self.look()
-        return [
-            f"{process.pid} {' '.join(process.cmdline())[-120:]}"
-            for process in self.seen.values()
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        return [text for process in self.seen.values() if (text := _in_words(process)) is not None]
 
     def destroy(self) -> None:
         """End all that is left, after a failure."""
@@ -201,6 +208,16 @@ class Launch:
             if process.is_running():
                 process.kill()
         self._log.close()
+
+
+def _in_words(process: psutil.Process) -> str | None:
+    """Number and command line; None when it has ended."""
+    try:
+        words = process.cmdline()
+        is_alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # a zombie among them
+        return None
+    return f"{process.pid} {' '.join(words)[-120:]}" if is_alive else None
 
 
 def _is(part: str, process: psutil.Process) -> bool:

@@ -47,7 +47,7 @@ class Account:
     exits: Counter[int] = field(default_factory=Counter)
     untrained: Counter[str] = field(default_factory=Counter)
     """Why groups ended that were not trained."""
-    lives_of_launch: int = 0
+    num_launches: int = 0
 
     @property
     def num_kills(self) -> int:
@@ -72,7 +72,7 @@ class Storm:
             StormFailed: a launch hung, left something, or ended in no way known.
         """
         while not self.job.is_trained:
-            self.account.lives_of_launch += 1
+            self.account.num_launches += 1
             launch = Launch(self.job)
             try:
                 self._weather(launch)
