@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fa_rollout.client.pool import EnginePool
-from fa_rollout.config import Config
+from fa_rollout.config import Config, ConfigError
 from fa_rollout.generator.dispatcher import Dispatcher
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.hub_link import HubLink
@@ -125,8 +125,15 @@ class SlimeGenerator:
         return end
 
     async def _import_slime(self) -> None:
-        """Import slime beside the requests that are under way already."""
-        slime = await asyncio.to_thread(upstream.load)
+        """Import slime beside the requests that are under way already.
+
+        Raises:
+            ConfigError: it cannot be imported, in this life or any other.
+        """
+        try:
+            slime = await asyncio.to_thread(upstream.load)
+        except ImportError as error:
+            raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
         self._set_up(slime)
         await asyncio.to_thread(slime.sglang_rollout.GenerateState, self._args)
         slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
@@ -198,8 +205,9 @@ class SlimeGenerator:
     def figures(self) -> Figures:
         """Where this generator stands."""
         counts = {} if self._requester is None else asdict(self._requester.counts)
-        if counts.get("restarts", 0) >= self._warn_at:
-            self._warn_of_restarts(counts["restarts"], counts["requests"])
+        num_restarts = int(counts.get("restarts", 0)) + self._runner.num_restarts
+        if num_restarts >= self._warn_at:
+            self._warn_of_restarts(num_restarts, num_restarts + self._runner.num_samples)
         return Figures(
             num_queued=self._dispatcher.num_queued,
             num_running=self._dispatcher.num_running,
@@ -208,11 +216,11 @@ class SlimeGenerator:
             others=counts | {"records": self._outbox.num_written},
         )
 
-    def _warn_of_restarts(self, num_restarts: int, num_requests: int) -> None:
+    def _warn_of_restarts(self, num_restarts: int, num_answers: int) -> None:
         """Without `--partial-rollout` answers that cannot outlast an update are thrown away each time."""
         self._warn_at = 2 * num_restarts
         text = (
-            f"{num_restarts} of {num_requests} answers ({num_restarts / num_requests:.0%}) were cut off by "
+            f"{num_restarts} of {num_answers} answers ({num_restarts / num_answers:.0%}) were cut off by "
             "an update of the weights and thrown away, since they take longer than the time between two; "
             "with --partial-rollout they go on from the tokens that they have"
         )

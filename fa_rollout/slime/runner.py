@@ -85,7 +85,9 @@ class SlimeRunner:
         self._num_candidates = num_candidates
         self._early = early
         self._prompts: dict[int, bytes] = {}
-        self.num_restarted_samples = self.num_samples = 0
+        self.num_restarts = 0
+        """Samples of custom generate functions that came back aborted and began anew."""
+        self.num_samples = 0
 
     def stock(self, groups: Sequence[Assignment], payloads: Sequence[bytes]) -> None:
         """Take what was fed for these groups."""
@@ -169,7 +171,7 @@ class SlimeRunner:
         for member in aborted:
             if isinstance(group[member], list) or not self._args.partial_rollout:
                 group[member] = fresh[member]
-                self.num_restarted_samples += 1
+                self.num_restarts += 1
 
     def _drops(self, slime: Upstream, job: Job, group: list[Any]) -> bool:
         """Ask the dynamic filter; a dropped group is settled here, with its samples if somebody wants all."""
