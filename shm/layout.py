@@ -37,8 +37,11 @@ MAX_DIMS = 4
 
 GUARD = struct.Struct("<II")
 """Magic and header crc; the crc covers what follows it."""
+COUNTS = struct.Struct("<IIHHIII")
+IDENTITY = struct.Struct("<QQQQQQ")
 BODY = struct.Struct("<HHIIIQQQQQQ")
 HEADER = struct.Struct(GUARD.format + BODY.format[1:])
+"""The whole of it: GUARD and BODY, or COUNTS and IDENTITY."""
 COLUMN = struct.Struct("<4sHHQIIII")
 COLUMN_BYTES = COLUMN.size
 

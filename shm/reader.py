@@ -4,6 +4,7 @@ Invariant: a record is verified before any of it is shown, else refused and coun
 as long as a view of them lives; its release is told once, and only when no view can read it any more.
 """
 
+import struct
 import sys
 import weakref
 import zlib
@@ -20,9 +21,11 @@ from shm.layout import (
     BODY,
     COLUMN,
     COLUMN_BYTES,
+    COUNTS,
     FLAG_PAYLOAD_CRC,
     GUARD,
     HEADER,
+    IDENTITY,
     MAGIC,
     MAX_DIMS,
     VERSION,
@@ -33,6 +36,8 @@ from shm.statistics import ReaderStatistics
 from shm.words import Descriptor
 
 AnyArray = npt.NDArray[Any]
+_IDENTITY = slice(COUNTS.size - GUARD.size, HEADER.size - GUARD.size)
+"""Where a header's body has it."""
 Release = Callable[[int], object]
 """Called with the record's sequence; possibly in any thread, so it should only append to a deque or a set."""
 
@@ -186,7 +191,7 @@ class RingReader:
         if copy:
             base = _aligned_copy(base)
         view = base.data
-        magic, crc, version, num_columns, flags, head_bytes, payload_crc, *identity = HEADER.unpack_from(view)
+        magic, crc, version, num_columns, flags, head_bytes, payload_crc = COUNTS.unpack_from(view)
         head_start = BODY.size + num_columns * COLUMN_BYTES
         prefix = GUARD.size + head_start + head_bytes
         if magic != MAGIC or version != VERSION or prefix > length:
@@ -198,8 +203,12 @@ class RingReader:
             raise self._refusal(
                 descriptor, "the header's checksum is wrong: the record was damaged or overwritten"
             )
-        if identity != [self._schema, self._run, *descriptor]:
-            raise self._refusal(descriptor, self._difference(descriptor, identity))
+        try:
+            is_same = body[_IDENTITY] == IDENTITY.pack(self._schema, self._run, *descriptor)
+        except struct.error:  # a number that no record has
+            is_same = False
+        if not is_same:
+            raise self._refusal(descriptor, self._difference(body))
         if flags & FLAG_PAYLOAD_CRC and zlib.crc32(view[prefix:]) != payload_crc:
             raise self._refusal(descriptor, "the payload's checksum is wrong: bytes changed after the commit")
         arrays = self._show(descriptor, base, body[BODY.size : head_start], prefix)
@@ -223,8 +232,8 @@ class RingReader:
             raise self._refusal(descriptor, f"column {len(arrays)} is wrong: {error}") from None
         return tuple(arrays)
 
-    def _difference(self, descriptor: Descriptor, identity: list[int]) -> str:
-        schema, run, *rest = identity
+    def _difference(self, body: bytes) -> str:
+        schema, run, *rest = IDENTITY.unpack(body[_IDENTITY])
         if schema != self._schema:
             return (
                 f"its schema is {schema:#018x}, this reader's {self._schema:#018x}: they are of two releases"

@@ -41,6 +41,7 @@ def main() -> None:
                 for size in sizes:
                     for form in Form:
                         _measure(pair, size, form, results, arguments.seconds)
+                        time.sleep(arguments.pause)
         for pair in pairs:
             results.idle[pair.name] = pair.idle_cpu(1.0 if arguments.quick else 5.0)
             results.memory[pair.name] = pair.memory()
@@ -86,6 +87,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=None, help="default 5, with --quick 1")
     parser.add_argument(
         "--seconds", type=float, default=None, help="of each measurement; default 1, with --quick 0.2"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds of rest after each, for the neighbours"
     )
     parser.add_argument("--quick", action="store_true", help="the two small sizes, briefly")
     arguments = parser.parse_args()

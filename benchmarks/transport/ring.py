@@ -82,7 +82,7 @@ class Ring:
     def consumer(self) -> "RingConsumer":
         ring, writer, reader = self._passed.fds
         os.close(writer)
-        return RingConsumer(Segment.attach(ring, writable=False), _channel(reader))
+        return RingConsumer(Segment.attach(ring, writable=False), _channel(reader), has_hub=self._has_hub)
 
     def helper_cpu_s(self) -> float:
         if self._ask is None:
@@ -99,7 +99,7 @@ class Ring:
 
 
 def direct(context: SpawnContext) -> Ring:
-    """Writer to reader; the writer keeps the table."""
+    """Writer to reader; with one reader, the reader itself frees what it has released, in order."""
     return Ring(context, hub=False)
 
 
@@ -117,12 +117,10 @@ class RingProducer:
 
     def __init__(self, segment: Segment, channel: Channel, *, has_hub: bool) -> None:
         self._channel = channel
-        self._table = None if has_hub else RingTable(segment.size_bytes)
+        self._has_hub = has_hub
         self._writer = RingWriter(
             segment, run=_RUN, schema=_SCHEMA, incarnation=1, head=0, tail=0, sequence=0
         )
-        if self._table is not None:
-            self._table.restart()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -140,12 +138,9 @@ class RingProducer:
             np.concatenate(column, out=array)
         claim.arrays[-1][:] = group.rewards
         descriptor = claim.commit()
-        if self._table is None:
+        if self._has_hub:
             self._pending.append(_COMMIT.pack(*descriptor, self._writer.lowest_open))
         else:
-            self._table.admit(descriptor, self._writer.lowest_open)
-            self._table.lease(descriptor.sequence, 0)
-            self._table.retire(descriptor.sequence)
             self._pending.append(_HANDOUT.pack(*descriptor))
         self._pending_bytes += descriptor.length
         if len(self._pending) >= _BATCH or self._pending_bytes >= _BATCH_BYTES:
@@ -169,12 +164,7 @@ class RingProducer:
                 continue
 
     def _take(self, payload: bytes) -> None:
-        if self._table is None:
-            self._writer.set_tail(_NUMBER.unpack(payload)[0])
-            return
-        for (sequence,) in _NUMBER.iter_unpack(payload):
-            self._table.release(sequence, 0)
-        self._writer.set_tail(self._table.tail)
+        self._writer.set_tail(_NUMBER.unpack(payload)[0])
 
     def close(self) -> None:
         self._channel.close()
@@ -183,19 +173,26 @@ class RingProducer:
 class RingConsumer:
     """Opens records, makes tensors, and gives each record back when its last tensor is gone."""
 
-    def __init__(self, segment: Segment, channel: Channel) -> None:
+    def __init__(self, segment: Segment, channel: Channel, *, has_hub: bool) -> None:
         self._channel = channel
+        self._has_hub = has_hub
         self._reader = RingReader(segment, run=_RUN, schema=_SCHEMA)
         self._handed: deque[tuple[int, ...]] = deque()
+        self._ends: deque[tuple[int, int]] = deque()
+        """(sequence, end) of what was opened and is not known to be free, in order."""
+        self._free: set[int] = set()
         self._released: deque[int] = deque()
         self._record: Record | None = None
 
     def receive(self, form: Form) -> Received:
         if not self._handed:
             self._handed.extend(_HANDOUT.iter_unpack(self._channel.receive(60)))
-        record = self._reader.open(Descriptor._make(self._handed.popleft()))
+        descriptor = Descriptor._make(self._handed.popleft())
+        record = self._reader.open(descriptor)
         record.on_release(self._released.append)
         self._record = record
+        if not self._has_hub:
+            self._ends.append((descriptor.sequence, descriptor.position + descriptor.length))
         stamp_ns, *lens = _HEAD.unpack_from(record.head)
         tensors = [torch.from_numpy(array) for array in record.arrays[:-1]]
         if form is Form.PER_SAMPLE:
@@ -211,9 +208,17 @@ class RingConsumer:
             self._report()
 
     def _report(self) -> None:
-        if self._released:
-            released = [self._released.popleft() for _ in range(len(self._released))]
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        if self._has_hub:
             self._channel.send(b"".join(map(_NUMBER.pack, released)))
+            return
+        self._free.update(released)
+        tail = 0
+        while self._ends and self._ends[0][0] in self._free:
+            sequence, tail = self._ends.popleft()
+            self._free.remove(sequence)
+        if tail:
+            self._channel.send(_NUMBER.pack(tail))
 
     def close(self) -> None:
         self._channel.close()
