@@ -28,6 +28,8 @@ class Errand:
     """To be called when the group's first request leaves."""
     prompt_ids: npt.NDArray[np.int32]
     """Of the prompt that all samples share; empty where that is not known."""
+    prompt: Any = None
+    """That prompt, once the samples are there."""
     started_version: int = 0
     """Version that engines held when it began."""
     spans: dict[int, list[VersionSpan]] = field(default_factory=dict)

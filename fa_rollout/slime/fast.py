@@ -99,7 +99,9 @@ class FastGenerate:
 
     def _prompt_ids(self, args: Any, sample: Any) -> npt.NDArray[np.int32]:
         errand = current()
-        if len(errand.prompt_ids) and not len(sample.tokens):
+        # A user's function may have changed the prompt before it called this one.
+        is_known = len(errand.prompt_ids) > 0 and sample.prompt == errand.prompt
+        if is_known and not len(sample.tokens):
             return errand.prompt_ids
         state = self._slime.sglang_rollout.GenerateState(args)
         prepared = self._slime.sglang_rollout._prepare_prompt_ids(sample, state.tokenizer, state.processor)

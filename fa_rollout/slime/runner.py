@@ -150,6 +150,7 @@ class SlimeRunner:
     ) -> list[Any]:
         """All members done: slime's own way through generate, hooks and rewards, as often as it takes."""
         group: list[Any] = pickle.loads(pickled)
+        errand.prompt = group[0].prompt
         errand.begun = {id(sample): turn for sample, turn in zip(group, early, strict=False)}
         run = slime.sglang_rollout.generate_and_rm_group
         for round_number in range(MAX_ROUNDS):

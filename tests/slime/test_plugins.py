@@ -22,6 +22,18 @@ def test_a_custom_generate_function_posts_by_the_fast_client(tmp_path: Path, eng
     assert sorted(manager.trained) == list(range(8))
 
 
+def test_a_prompt_that_a_custom_function_changes_is_the_one_that_is_sampled(
+    tmp_path: Path, engines: Engines
+) -> None:
+    made, router = engines()
+    changes = {"custom_generate_function_path": f"{CODE}.with_a_preface", "num_rollout": 1}
+    manager = Manager(arguments(tmp_path, router, **changes))
+    train_async(manager, made, steps=range(1))
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+        assert len(sample.tokens) - sample.response_length == len(sample.prompt) == len("now ") + 27
+
+
 def test_samples_that_a_custom_function_returns_aborted_are_sampled_on(
     tmp_path: Path, engines: Engines
 ) -> None:

@@ -1,11 +1,11 @@
 """What a slime user writes: rewards, generate functions, hooks, filters; run in the generator."""
 
-import asyncio
 import copy
 import signal
 from types import FrameType
 from typing import Any
 
+from slime.rollout import sglang_rollout
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -71,9 +71,11 @@ async def one_turn(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     return sample
 
 
-async def slow_generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    await asyncio.sleep(0.2)
-    return await one_turn(args, sample, sampling_params)
+async def with_a_preface(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Changes the prompt, then has slime's own function do the rest."""
+    sample.prompt = f"now {sample.prompt}"
+    made: Sample = await sglang_rollout.generate(args, sample, sampling_params)
+    return made
 
 
 def note_rollout_id(args: Any, sample: Sample, rollout_id: int | None) -> None:
