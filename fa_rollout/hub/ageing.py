@@ -25,6 +25,7 @@ class Ageing:
     table: RingTable
     rules: composition.Rules
     max_attempts: int
+    has_surplus: bool
     meter: Meter
     note: Note
     _swept: tuple[int, int, bool] = field(default=(0, 0, False))
@@ -84,13 +85,21 @@ class Ageing:
 
     def _requeue(self, group: Group, reason: str) -> None:
         self.note(Settlement.RETURNED, group=group.group, attempt=group.attempt, reason=reason)
+        group.num_overdue += 1
         self.books.requeue(group)
 
     def _starts_again(self, group: Group) -> bool:
-        """Whether an overdue group goes back to the data: by policy, or since fed prompts are not lost."""
-        if self.rules.policy == "retry":
-            return group.attempt < self.max_attempts - 1
-        return self.rules.policy == "wait" and self.books.stream.is_open
+        """Whether an overdue group goes back to the data.
+
+        Under `wait` without a surplus none becomes overdue but by accident, such as an engine that died and
+        came back without the run's weights; and prompts that are fed are never lost. To try a surplus again
+        would favour short answers.
+        """
+        is_waiting = self.rules.policy == "wait"
+        if is_waiting and self.books.stream.is_open:
+            return True
+        may_try = self.rules.policy == "retry" or (is_waiting and not self.has_surplus)
+        return may_try and group.num_overdue < self.max_attempts - 1
 
 
 def _ages(running: Sequence[Group]) -> list[composition.Running]:

@@ -48,6 +48,8 @@ class Group:
     version: int | None = None
     """Under which its first sample was dispatched."""
     commit: Commit | None = None
+    num_overdue: int = 0
+    """Attempts that came to be too old to be trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,8 @@ class Books:
         self.groups: dict[int, Group] = {}
         self.ends: Counter[End] = Counter()
         self._places: Counter[Place] = Counter()
+        self._last_attempts: dict[int, int] = {}
+        """Of abandoned groups: what the generator still says of them must not count for the next attempt."""
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -151,7 +155,7 @@ class Books:
         if self.num_left is not None:
             num_new = min(num_new, self.num_left)
         for name in range(self.cursor, self.cursor + num_new):
-            self.groups[name] = Group(group=name)
+            self.groups[name] = Group(group=name, attempt=self._next_attempt(name))
             self._places[Place.QUEUED] += 1
             names.append(name)
         self.cursor += num_new
@@ -274,10 +278,17 @@ class Books:
         abandoned = [group for name, group in self.groups.items() if name not in wanted]
         kept = {name: group for name, group in self.groups.items() if name in wanted}
         self.cursor = cursor
-        self.groups = kept | {name: Group(group=name, attempt=1) for name in wanted - kept.keys()}
+        self._last_attempts |= {group.group: group.attempt for group in abandoned}
+        again = {
+            name: Group(group=name, attempt=max(1, self._next_attempt(name))) for name in wanted - kept.keys()
+        }
+        self.groups = kept | again
         self._places = Counter(group.place for group in self.groups.values())
         self.ends = Counter({End(name): number for name, number in ends.items()})
         return abandoned
+
+    def _next_attempt(self, name: int) -> int:
+        return self._last_attempts.get(name, -1) + 1
 
     def _expected(self, name: int, attempt: int) -> Group | None:
         group = self.groups.get(name)
@@ -291,6 +302,6 @@ class Books:
         group.place = place
 
     def _at(self, place: Place) -> list[Group]:
-        return (
-            [group for group in self.groups.values() if group.place is place] if self._places[place] else []
-        )
+        if not self._places[place]:
+            return []
+        return [group for group in self.groups.values() if group.place is place]

@@ -95,6 +95,7 @@ class Flow:
             table=table,
             rules=self.rules,
             max_attempts=rollout.max_attempts,
+            has_surplus=rollout.surplus_groups > 0,
             meter=self.meter,
             note=note,
         )

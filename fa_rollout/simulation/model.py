@@ -254,7 +254,7 @@ class _Run:
         step = self.flow.compose()
         gone = known - set(self.flow.books.groups)
         self.outcome.dropped_lengths.extend(sum(self.lengths[name]) for name in gone)
-        if gone or isinstance(step, Step):
+        if gone or isinstance(step, Step) or self.flow.books.counts().queued:
             self.issue()
         return step
 

@@ -177,3 +177,14 @@ def test_a_checkpoint_counts_handed_groups_that_its_step_covers_as_trained() -> 
     _, unfinished, ends = books.state(trained=[0])
     assert unfinished == [1]
     assert ends["trained"] == 1
+
+
+def test_what_is_said_of_an_abandoned_group_does_not_count_for_its_next_attempt() -> None:
+    books = Books(Stream(num_prompts=8, epochs=None, order=lambda epoch: np.arange(8)))
+    (old,) = books.take(1)
+    assert [group.group for group in books.rewind(0, [], {})] == [0]
+    (new,) = books.take(1)
+    assert new.group == old.group
+    assert new.attempt > old.attempt
+    assert not books.settle(old.group, old.attempt, Settlement.DROPPED)
+    assert books.settle(new.group, new.attempt, Settlement.RETURNED)
