@@ -214,6 +214,10 @@ class Books:
 
     # --- the trainer's side -----------------------------------------------------------------------
 
+    def is_committed(self, name: int) -> bool:
+        """Whether a batch may take this group."""
+        return name in self.groups and self.groups[name].place is Place.COMMITTED
+
     def committed(self) -> list[Group]:
         """Groups that a batch may take."""
         return self._at(Place.COMMITTED)

@@ -89,6 +89,8 @@ class Flow:
         """A checkpoint was loaded whose weights the engines do not have yet."""
         self.held = False
         self.open_steps: dict[int, Step] = {}
+        self._given_back: dict[int, list[int]] = {}
+        """Groups of steps that were not trained: they make the same step again."""
         self.meter = Meter()
         self.ageing = Ageing(
             books=self.books,
@@ -189,6 +191,9 @@ class Flow:
         if self.recording is not None:
             return self._compose_as(self.recording)
         self.ageing.settle_overdue(self.version)
+        again = self._given_back.pop(self.step, [])
+        if again and all(self.books.is_committed(name) for name in again):
+            return self._close(again)
         counts = self.books.counts()
         is_over = self.books.num_left == 0 and not self.books.stream.is_open
         more_to_come = bool(counts.running or counts.issued or counts.queued or not is_over)
@@ -278,6 +283,7 @@ class Flow:
     def returned(self, step: Step) -> None:
         """The step was not trained: its groups are given again, by the same number."""
         del self.open_steps[step.step]
+        self._given_back[step.step] = step.names
         self.books.take_back(step.names)
         self.handed_since_publication = max(0, self.handed_since_publication - len(step.groups))
         self.step = min(self.step, step.step)

@@ -12,7 +12,7 @@ import msgspec
 
 from fa_rollout.config import ConfigError
 from fa_rollout.hub import composition
-from fa_rollout.hub.books import Books, Place
+from fa_rollout.hub.books import Books
 from trainer_hook.errors import UnsplittableBatch
 from trainer_hook.messages import Part
 
@@ -43,8 +43,7 @@ class Recording:
         recorded = self.steps.get(step)
         if recorded is None:
             return composition.Wait(reason=f"step {step}, which the recorded run does not have")
-        places = {name: books.groups[name].place for name in recorded.groups if name in books.groups}
-        missing = [name for name in recorded.groups if places.get(name) is not Place.COMMITTED]
+        missing = [name for name in recorded.groups if not books.is_committed(name)]
         if missing:
             return composition.Wait(reason=f"{len(missing)} recorded groups, the first is {missing[0]}")
         return composition.Close(groups=tuple(recorded.groups))
