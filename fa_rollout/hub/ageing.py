@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fa_rollout.hub import composition
-from fa_rollout.hub.books import Books, End, Group
+from fa_rollout.hub.books import Books, Group
 from fa_rollout.hub.meter import Meter
+from fa_rollout.hub.stream import End
 from shm.ring import RingTable
 from trainer_hook.messages import Settlement
 

@@ -5,9 +5,9 @@ Invariant: a payload is kept until its group is settled, so that a group can beg
 life; of every group that ends untrained the launcher is told once.
 """
 
-from fa_rollout.hub.books import End
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.stream import End
 from trainer_hook import messages as m
 
 

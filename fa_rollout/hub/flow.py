@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
 from fa_rollout.hub.ageing import Ageing, Note
-from fa_rollout.hub.books import Books, Group, Source
+from fa_rollout.hub.books import Books, Group
 from fa_rollout.hub.meter import Meter
 from fa_rollout.hub.replay import Recording
+from fa_rollout.hub.stream import Source
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement

@@ -9,11 +9,11 @@ import msgspec
 
 from fa_rollout.config import Data
 from fa_rollout.data.order import epoch_order
-from fa_rollout.hub.books import Source, Stream
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.meter import TooManyFailures
+from fa_rollout.hub.stream import Source, Stream
 from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
 

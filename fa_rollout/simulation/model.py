@@ -15,9 +15,9 @@ import numpy as np
 import simpy
 
 from fa_rollout.config import from_dict
-from fa_rollout.hub.books import Stream
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.flow import Flow, Step
+from fa_rollout.hub.stream import Stream
 from shm.ring import RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
 
