@@ -14,13 +14,10 @@ import time
 from pathlib import Path
 
 from benchmarks.transport import report
-from benchmarks.transport.contender import NAMES, RING, RING_HUB, missing_package
+from benchmarks.transport.contender import NAMES, OURS, missing_package
 from benchmarks.transport.pair import Pair
 from benchmarks.transport.results import Key, Results
 from benchmarks.transport.workload import SIZES, Form, Size
-
-_SLOW_FORM = ("torch.multiprocessing", "Ray")
-"""Contenders whose per-sample form costs a system call or more for each tensor: fewer groups do."""
 
 
 def main() -> None:
@@ -28,7 +25,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     results = Results()
     pairs: list[Pair] = []
-    names = [RING, RING_HUB, *(n for n in NAMES if n not in (RING, RING_HUB) and n in arguments.peers)]
+    names = [*OURS, *(name for name in NAMES if name not in OURS and name in arguments.peers)]
     try:
         for name in names:
             pair = _start(name, context, results)
@@ -38,10 +35,11 @@ def main() -> None:
         for number in range(arguments.passes):
             for pair in pairs:
                 print(f"pass {number + 1}/{arguments.passes}: {pair.name}", file=sys.stderr, flush=True)
-                for size in sizes:
+                for size in filter(pair.takes, sizes):
                     for form in Form:
                         _measure(pair, size, form, results, arguments.seconds)
                         time.sleep(arguments.pause)
+        results.touch_us = {(s.name, form): pairs[0].touch_us(s, form) for s in sizes for form in Form}
         for pair in pairs:
             results.idle[pair.name] = pair.idle_cpu(1.0 if arguments.quick else 5.0)
             results.memory[pair.name] = pair.memory()
@@ -60,7 +58,7 @@ def _start(name: str, context: "multiprocessing.context.SpawnContext", results: 
     try:
         return Pair(name, context)
     except Exception as error:  # a peer that does not start must not end the run
-        if name in (RING, RING_HUB):
+        if name in OURS:
             raise
         results.left_out[name] = f"{type(error).__name__}: {error}"
         return None
@@ -83,7 +81,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", type=Path, required=True, help="file for the results; the chart goes beside it"
     )
-    parser.add_argument("--peers", nargs="*", default=list(NAMES), choices=NAMES, metavar="NAME")
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        default=list(NAMES),
+        choices=NAMES,
+        metavar="NAME",
+        help="any of: " + ", ".join(n for n in NAMES if n not in OURS),
+    )
     parser.add_argument("--passes", type=int, default=None, help="default 5, with --quick 1")
     parser.add_argument(
         "--seconds", type=float, default=None, help="of each measurement; default 1, with --quick 0.2"

@@ -51,6 +51,9 @@ class Consumer(Protocol):
 class Contender(Protocol):
     """A transport; pickled into the two processes."""
 
+    max_group_bytes: int
+    """Larger groups it does not take."""
+
     def producer(self) -> Producer:
         """In the producing process."""
 
@@ -66,10 +69,13 @@ class Contender(Protocol):
 
 Make = Callable[[SpawnContext], Contender]
 
-RING, RING_HUB, ICEORYX2 = "ring", "ring through hub", "iceoryx2"
+RING, RING_HUB, RING_SMALL, ICEORYX2 = "ring", "ring through hub", "ring of 12 MiB", "iceoryx2"
+OURS = (RING, RING_HUB, RING_SMALL)
+"""64 MiB, which is the default of a run, but for the one that stays in the processor's cache."""
 _WHERE = {
     RING: ("ring", "direct"),
     RING_HUB: ("ring", "through_hub"),
+    RING_SMALL: ("ring", "small"),
     ICEORYX2: ("zero_copy", "Iceoryx2"),
     "Ray": ("zero_copy", "Ray"),
     "mp.Queue": ("queues", "MpQueue"),

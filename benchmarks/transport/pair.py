@@ -89,6 +89,15 @@ class Pair:
             answers.append(end.recv())
         return answers[0], answers[1]
 
+    def takes(self, size: Size) -> bool:
+        """Whether groups of this size fit."""
+        return size.num_bytes <= self._contender.max_group_bytes
+
+    def touch_us(self, size: Size, form: Form) -> float:
+        """CPU microseconds to make the tensors of a group that is there, and to touch them."""
+        _, cost = self._ask_both(("touch", size, form))
+        return float(cost)
+
     def stream(self, size: Size, form: Form, num_groups: int) -> Throughput:
         """Send so many groups as fast as it goes."""
         before_s = self._contender.helper_cpu_s()
@@ -151,7 +160,7 @@ def serve_producer(parent: Connection, producer: Producer, start: Memory) -> Non
     """Do what the parent says, until it says quit."""
     while (command := parent.recv())[0] != "quit":
         match command:
-            case ("ready",):
+            case ("ready",) | ("touch", _, _):
                 parent.send(None)
             case ("memory",):
                 parent.send(_growth(start))
@@ -200,6 +209,8 @@ def serve_consumer(parent: Connection, consumer: Consumer, start: Memory) -> Non
                 parent.send(None)
             case ("memory",):
                 parent.send(_growth(start))
+            case ("touch", size, form):
+                parent.send(_touch_us(size, form))
             case ("stream", _, form, num_groups):
                 parent.send(_consume(consumer, form, num_groups))
             case ("latency", _, form, num_groups):
@@ -220,6 +231,15 @@ def _consume(consumer: Consumer, form: Form, num_groups: int) -> tuple[int, floa
         del message
         consumer.done()
     return time.monotonic_ns(), time.process_time() - cpu_s
+
+
+def _touch_us(size: Size, form: Form) -> float:
+    groups = [group.packed() if form is Form.PACKED else group.arrays for group in _groups(size)]
+    rounds = max(6, min(3000, (1 << 28) // size.num_bytes))
+    cpu_s = time.process_time()
+    for index in range(rounds):
+        touch(form, [torch.from_numpy(array) for array in groups[index % len(groups)]])
+    return (time.process_time() - cpu_s) / rounds * 1e6
 
 
 def _delays(consumer: Consumer, form: Form, num_groups: int) -> list[int]:

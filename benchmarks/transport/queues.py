@@ -31,6 +31,8 @@ def received(content: tuple[Any, ...]) -> Received:
 class _Idle:
     """Parts that most contenders do not need."""
 
+    max_group_bytes = 1 << 40
+
     def flush(self) -> None:
         pass
 
@@ -82,12 +84,12 @@ class FasterFifo(MpQueue):
     """`faster_fifo.Queue`: pickled messages through one shared buffer."""
 
     def __init__(self, context: SpawnContext) -> None:
-        import faster_fifo
+        import faster_fifo  # type: ignore[import-not-found,unused-ignore]
 
         self._queue = faster_fifo.Queue(max_size_bytes=64 << 20)
 
     def __getstate__(self) -> dict[str, Any]:
-        import faster_fifo_reduction  # noqa: F401 - makes its queues picklable
+        import faster_fifo_reduction  # type: ignore  # noqa: F401 - makes queues picklable
 
         return self.__dict__
 

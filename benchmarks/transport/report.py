@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.transport.contender import ICEORYX2, NAMES, RING, RING_HUB
+from benchmarks.transport.contender import ICEORYX2, NAMES, OURS, RING, RING_HUB, RING_SMALL
 from benchmarks.transport.results import Figures, Key, Results
 from benchmarks.transport.workload import SIZES, Form
 
@@ -36,6 +36,9 @@ def _lines(results: Results) -> Iterator[str]:
         yield f"{'':24}" + "".join(f"{size.name:>46}" for size in SIZES)
         for name, figures in _rows(results, form):
             yield f"{name:24}" + "".join(f"{_cell(f):>46}" for f in figures)
+        floors = [results.touch_us.get((size.name, form)) for size in SIZES]
+        texts = ["-" if us is None else f"{1e6 / us:,.0f} at most, {us:.0f} us" for us in floors]
+        yield f"{'trainer alone':24}" + "".join(f"{text:>46}" for text in texts)
     yield "\ntimes as fast (median of the passes' ratios)"
     for title, ours, other in _comparisons():
         cells = [results.ratio(_key(ours, size.name), _key(other, size.name)) for size in SIZES]
@@ -65,7 +68,7 @@ def _key(side: Side, size: str) -> Key:
 
 
 def _comparisons() -> Iterator[tuple[str, Side, Side]]:
-    peers = [name for name in NAMES if name not in (RING, RING_HUB)]
+    peers = [name for name in NAMES if name not in OURS]
     for peer in peers:
         yield f"like for like, per sample: {RING} / {peer}", (RING, Form.PER_SAMPLE), (peer, Form.PER_SAMPLE)
     for peer in peers:
@@ -75,6 +78,8 @@ def _comparisons() -> Iterator[tuple[str, Side, Side]]:
         (RING, Form.PACKED),
         (ICEORYX2, Form.PER_SAMPLE),
     )
+    for form in Form:
+        yield f"{RING_SMALL} / {ICEORYX2}, both {form}", (RING_SMALL, form), (ICEORYX2, form)
     yield f"{RING_HUB} / {RING}, packed", (RING_HUB, Form.PACKED), (RING, Form.PACKED)
 
 
@@ -96,6 +101,9 @@ def _tree(results: Results) -> dict[str, object]:
             for title, ours, other in _comparisons()
             for size in SIZES
             if (ratio := results.ratio(_key(ours, size.name), _key(other, size.name)))
+        ],
+        "touch_us": [
+            {"size": size, "form": form, "cpu_us": cost} for (size, form), cost in results.touch_us.items()
         ],
         "idle_cpu": results.idle,
         "memory": {n: [dataclasses.asdict(m) for m in pair] for n, pair in results.memory.items()},

@@ -46,6 +46,8 @@ class Results:
     idle: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Share of a CPU of producer, consumer and helper while nothing is sent."""
     memory: dict[str, tuple[Memory, Memory]] = field(default_factory=dict)
+    touch_us: dict[tuple[str, Form], float] = field(default_factory=dict)
+    """(Size, form) -> CPU microseconds of the trainer's own part, which no transport can save."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Contender -> why it is missing."""
     load_average: float = 0.0

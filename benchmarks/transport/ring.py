@@ -27,6 +27,7 @@ from shm.ring import Descriptor, Field, Record, RingReader, RingTable, RingWrite
 from shm.segment import Segment
 
 _RING_BYTES = 64 << 20
+_SMALL_RING_BYTES = 12 << 20
 _BATCH = 16
 _BATCH_BYTES = 4 << 20
 """Descriptors wait for company only while few bytes do."""
@@ -53,8 +54,9 @@ class Passed:
 class Ring:
     """Segment and sockets, and perhaps a hub between them."""
 
-    def __init__(self, context: SpawnContext, *, hub: bool) -> None:
-        segment = Segment.create(_RING_BYTES)
+    def __init__(self, context: SpawnContext, *, hub: bool, size_bytes: int = _RING_BYTES) -> None:
+        segment = Segment.create(size_bytes)
+        self.max_group_bytes = int(0.45 * size_bytes)
         self._has_hub = hub
         self._helper: Any = None
         self._ask: Connection | None = None
@@ -101,6 +103,11 @@ class Ring:
 def direct(context: SpawnContext) -> Ring:
     """Writer to reader; with one reader, the reader itself frees what it has released, in order."""
     return Ring(context, hub=False)
+
+
+def small(context: SpawnContext) -> Ring:
+    """Writer to reader through a ring that stays in the processor's cache."""
+    return Ring(context, hub=False, size_bytes=_SMALL_RING_BYTES)
 
 
 def through_hub(context: SpawnContext) -> Ring:

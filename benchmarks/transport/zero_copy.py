@@ -23,6 +23,8 @@ _MAX_MESSAGE_BYTES = 16 << 20
 class Iceoryx2:
     """Publish and subscribe of a byte slice: a pickle-5 header, then the arrays, each at a multiple of 64."""
 
+    max_group_bytes = _MAX_MESSAGE_BYTES
+
     def __init__(self, context: SpawnContext) -> None:
         self._name = f"fa_rollout/{os.getpid()}/{secrets.token_hex(4)}"
 
@@ -138,6 +140,8 @@ class Iceoryx2Consumer:
 
 class Ray:
     """`ray.put` in a driver, the reference by a call to the consumer, which is an actor, `ray.get` there."""
+
+    max_group_bytes = 1 << 40
 
     def __init__(self, context: SpawnContext) -> None:
         import ray

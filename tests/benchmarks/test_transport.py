@@ -26,9 +26,9 @@ def test_a_short_run_has_all_rows_and_names_who_is_left_out(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     tree = json.loads(results.read_text())
     rows = {(row["contender"], row["size"], row["form"]) for row in tree["rows"]}
-    assert len(rows) == 3 * 2 * 2
+    assert len(rows) == 4 * 2 * 2
     assert all(row["groups_per_s"] > 0 and row["producer_us"] > 0 for row in tree["rows"])
-    assert set(tree["idle_cpu"]) == {"ring", "ring through hub", "mp.Queue"}
+    assert set(tree["idle_cpu"]) == {"ring", "ring through hub", "ring of 12 MiB", "mp.Queue"}
     assert {entry["what"] for entry in tree["times_as_fast"]} >= {"both packed: ring / mp.Queue"}
     assert results.with_suffix(".png").stat().st_size > 1000
     assert "mp.Queue" in done.stdout
