@@ -66,7 +66,7 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
     Raises:
         EngineUnavailable: names the last error.
     """
-    told_s = time.monotonic() - _TELL_EVERY_S + _RETRY_S
+    told_s = time.monotonic()
     while True:
         try:
             return await work()

@@ -121,7 +121,7 @@ async def ask(
 
 
 async def under_way(
-    pool: EnginePool, count: int, seconds: float = 0.7, **sampling: Any
+    pool: EnginePool, count: int, seconds: float = 0.35, **sampling: Any
 ) -> list["asyncio.Task[Completion]"]:
     """Calls that have made some tokens when this returns."""
     calls = [asyncio.create_task(ask(pool, f"r{i}", **(LONG | sampling))) for i in range(count)]

@@ -21,7 +21,7 @@ from tests.conformance.conformance_kit import (
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_after_a_pause_answers_go_on_as_if_there_had_been_none(target: Target, model: Any, mode: str) -> None:
     async def work(pool: EnginePool) -> list[Completion]:
-        calls = await under_way(pool, 4, max_new_tokens=600)
+        calls = await under_way(pool, 4, max_new_tokens=1500)
         await pool.pause(mode)
         await asyncio.sleep(0.5)
         late = asyncio.create_task(ask(pool, "late", max_new_tokens=10))
@@ -32,8 +32,8 @@ def test_after_a_pause_answers_go_on_as_if_there_had_been_none(target: Target, m
         return await asyncio.gather(*calls)
 
     for completion in target.with_pool(work):
-        assert (completion.finish, len(completion.output_ids)) == ("length", 600)
-        assert completion.versions == (("default", 600),)
+        assert (completion.finish, len(completion.output_ids)) == ("length", 1500)
+        assert completion.versions == (("default", 1500),)
         assert_sampled_by(model, completion)
 
 
@@ -111,10 +111,10 @@ def test_a_pause_by_somebody_else_longer_than_every_deadline_is_no_failure(
         await asyncio.to_thread(target.with_http, during)
 
     async def work(pool: EnginePool) -> Completion:
-        (call,) = await under_way(pool, 1, max_new_tokens=600)
+        (call,) = await under_way(pool, 1, max_new_tokens=1500)
         await pause(12.0)
         return await call
 
     completion = target.with_pool(work, policy=quick(request_timeout_s=8.0))
-    assert (completion.finish, len(completion.output_ids)) == ("length", 600)
+    assert (completion.finish, len(completion.output_ids)) == ("length", 1500)
     assert_sampled_by(model, completion)

@@ -30,7 +30,7 @@ async def load(pool: EnginePool, folder: Path, label: str, *, mode: str = "retra
 
 def test_an_update_in_place_is_told_by_token_or_for_the_whole_answer(target: Target, model: Any) -> None:
     async def work(pool: EnginePool) -> Completion:
-        (call,) = await under_way(pool, 1, max_new_tokens=600)
+        (call,) = await under_way(pool, 1, max_new_tokens=1500)
         await load(pool, target.other, "0:1", mode="in_place")
         assert await pool.versions() == {target.engine_url: "0:1"}
         return await call
@@ -42,11 +42,11 @@ def test_an_update_in_place_is_told_by_token_or_for_the_whole_answer(target: Tar
     differs = np.abs(completion.logprobs - expected) > TOLERANCE
     if target.has_spans:
         (label, end), last = completion.versions
-        assert (label, last) == ("default", ("0:1", 600))
+        assert (label, last) == ("default", ("0:1", 1500))
         assert not differs[:end].any()
         assert differs[end:].mean() > 0.9
     else:  # two versions made it, and the label is that of the end: has_spans says so
-        assert completion.versions == (("0:1", 600),)
+        assert completion.versions == (("0:1", 1500),)
         assert not differs[:10].any()
         assert differs.any()
 
@@ -55,7 +55,7 @@ def test_a_retracted_answer_goes_on_under_the_new_weights_or_the_update_is_refus
     target: Target, model: Any, other: Any
 ) -> None:
     async def work(pool: EnginePool) -> Completion:
-        (call,) = await under_way(pool, 1, max_new_tokens=600)
+        (call,) = await under_way(pool, 1, max_new_tokens=1500)
         if target.has_spans:
             await load(pool, target.other, "0:1")
         else:  # SGLang 0.5.15 would die of an update that empties the cache
@@ -66,11 +66,11 @@ def test_a_retracted_answer_goes_on_under_the_new_weights_or_the_update_is_refus
         return await call
 
     completion = target.with_pool(work)
-    assert len(completion.output_ids) == 600
-    end = 600
+    assert len(completion.output_ids) == 1500
+    end = 1500
     if target.has_spans:
         (label, end), last = completion.versions
-        assert (label, last) == ("default", ("0:1", 600))
+        assert (label, last) == ("default", ("0:1", 1500))
         assert_sampled_by(other, completion, start=end)
     assert_sampled_by(model, completion, end=end)
 
@@ -111,12 +111,12 @@ def test_updates_to_and_fro_change_all_that_comes_after_them(target: Target, mod
 
 def test_without_a_pause_an_update_waits_for_what_runs(target: Target, model: Any, other: Any) -> None:
     async def work(pool: EnginePool) -> tuple[Completion, Completion]:
-        (call,) = await under_way(pool, 1, max_new_tokens=600)
+        (call,) = await under_way(pool, 1, max_new_tokens=1500)
         await pool.update_weights_from_disk(str(target.other), "0:1")
         return await call, await ask(pool, "late", max_new_tokens=20, ignore_eos=True)
 
     running, late = target.with_pool(work)
-    assert (running.finish, len(running.output_ids)) == ("length", 600)
+    assert (running.finish, len(running.output_ids)) == ("length", 1500)
     assert_sampled_by(model, running)
     assert late.versions == (("0:1", 20),)
     assert_sampled_by(other, late)
@@ -124,13 +124,13 @@ def test_without_a_pause_an_update_waits_for_what_runs(target: Target, model: An
 
 def test_a_label_is_set_without_ending_a_request_and_by_default_ends_all(target: Target) -> None:
     async def work(pool: EnginePool) -> Completion:
-        (call,) = await under_way(pool, 1, max_new_tokens=600)
+        (call,) = await under_way(pool, 1, max_new_tokens=1500)
         await pool.set_version_label("0:7")
         assert await pool.versions() == {target.engine_url: "0:7"}
         return await call
 
     completion = target.with_pool(work)
-    assert (completion.finish, completion.versions[-1]) == ("length", ("0:7", 600))
+    assert (completion.finish, completion.versions[-1]) == ("length", ("0:7", 1500))
 
     async def by_default(http: Http) -> Any:
         call = asyncio.create_task(http.generate(request("r", **LONG)))
