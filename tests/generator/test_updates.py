@@ -16,7 +16,7 @@ from trainer_hook import messages as m
 Play = Callable[..., ScriptedEngine]
 
 NUM_TOKENS = 32
-SLOWLY: dict[str, Any] = {"tokens_per_s": 10.0, "lengths": Lengths(tokens=1000)}
+SLOWLY: dict[str, Any] = {"tokens_per_s": 20.0, "lengths": Lengths(tokens=1000)}
 
 
 UPDATE = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
@@ -41,7 +41,7 @@ def under_way(hub: HubEnd, engine: ScriptedEngine, *groups: int) -> None:
     engine.clear()
     hub.issue(*groups)
     hub.until(lambda: engine.state()["num_running"] == 2 * len(groups))
-    hub.listen(0.35)
+    hub.listen(0.2)
 
 
 def test_an_update_in_the_middle_of_answers_splits_their_spans_and_aborts_nothing(
