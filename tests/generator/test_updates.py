@@ -1,5 +1,6 @@
 """Weight updates in the middle of work: exact versions, nothing lost, engines that always go on."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trainer_hook import messages as m
 Play = Callable[..., ScriptedEngine]
 
 NUM_TOKENS = 32
-SLOWLY: dict[str, Any] = {"tokens_per_s": 10.0, "lengths": Lengths(tokens=1000)}
+SLOWLY: dict[str, Any] = {"tokens_per_s": 40.0, "lengths": Lengths(tokens=1000)}
 
 
 UPDATE = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
@@ -40,8 +41,9 @@ def under_way(hub: HubEnd, engine: ScriptedEngine, *groups: int) -> None:
     hub.wait_for(m.GeneratorReady)
     engine.clear()
     hub.issue(*groups)
-    hub.until(lambda: engine.state()["num_running"] == 2 * len(groups))
-    hub.listen(0.35)
+    hub.until(lambda: len(engine.requests("/generate")) == 2 * len(groups))
+    some_tokens_later_s = time.monotonic() + 0.25
+    hub.until(lambda: time.monotonic() > some_tokens_later_s)
 
 
 def test_an_update_in_the_middle_of_answers_splits_their_spans_and_aborts_nothing(
@@ -121,10 +123,10 @@ def test_a_pause_whose_owner_does_not_come_back_ends_with_its_lease_and_costs_no
     tmp_path: Path, play: Play
 ) -> None:
     engine = play(**SLOWLY)
-    tree = run_tree(tmp_path, engine.url, rollout={"group_timeout_s": 3.0}, engine={"request_timeout_s": 3.0})
+    tree = run_tree(tmp_path, engine.url, rollout={"group_timeout_s": 1.5}, engine={"request_timeout_s": 1.5})
     with HubEnd(tree) as hub:
         under_way(hub, engine, 0)
-        hub.send(m.PauseEngines(lease_s=3.2))
+        hub.send(m.PauseEngines(lease_s=1.6))
         hub.wait_for(m.Warned)
         assert "they go on" in hub.all(m.Warned)[0].text
         commit = hub.answers(1)[0]
