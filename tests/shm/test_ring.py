@@ -220,3 +220,13 @@ def test_another_run_or_schema_is_refused_by_name() -> None:
         RingReader(ring.segment, run=RUN, schema=SCHEMA + 1).open(descriptor)
     with pytest.raises(DescriptorRefused, match="run"):
         RingReader(ring.segment, run=RUN + 1, schema=SCHEMA).open(descriptor)
+
+
+def test_a_descriptor_that_comes_before_its_record_is_refused() -> None:
+    ring = Ring()
+    ring.write(np.arange(100))
+    claim = ring.writer.claim(b"", [Field("<i4", (10,))])
+    early = Descriptor(ring.table.incarnation, 1, claim.position, claim.length)
+    with pytest.raises(DescriptorRefused, match="never written"):
+        ring.reader.open(early)
+    assert ring.reader.open(claim.commit()).sequence == early.sequence
