@@ -1,6 +1,7 @@
 """A launcher in a process of its own, as a person starts it, and an account of everything below it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ class Launch:
                 stderr=stderr,
                 env={**os.environ, "TMPDIR": str(base), "XDG_RUNTIME_DIR": "", "OUT": str(folder)},
                 start_new_session=True,
+                # A test run under nohup ignores SIGHUP, and so would its children.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         self.seen: dict[int, psutil.Process] = {}
 
