@@ -183,9 +183,11 @@ class Fleet:
         done = {e.url: o for e, o in zip(engines, outcomes, strict=True) if not isinstance(o, ControlFailed)}
         failed = {e: o for e, o in zip(engines, outcomes, strict=True) if isinstance(o, ControlFailed)}
         refusals = [o for o in failed.values() if isinstance(o, ControlRefused)]
-        if refusals or not done:
-            causes = [str(error) for error in refusals or failed.values()]
-            raise ControlFailed("; ".join(causes) or "an engine must be left, found all of them lost")
+        if refusals:
+            raise ControlRefused("; ".join(map(str, refusals)))
+        if not done:
+            causes = "; ".join(map(str, failed.values()))
+            raise ControlFailed(causes or "an engine must be left, found all of them lost")
         for engine, error in failed.items():
             self.on_lost(engine, error)
         return done

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from fa_rollout.client.errors import ClientError
+from fa_rollout.client.errors import ClientError, ControlFailed, ControlRefused
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import ConfigError
 from fa_rollout.generator.gate import Gate
@@ -37,6 +37,9 @@ from trainer_hook.messages import (
 
 logger = logging.getLogger(__name__)
 
+RECOVERY_S = 30.0
+"""Engines that are all lost in an update may take so long to come back."""
+RECOVERY_RETRY_S = 0.5
 HOLD = "update"
 ENGINE_MODE = "retract"
 """The engines' own `abort` mode would end everybody's requests, so we end ours ourselves before the pause."""
@@ -121,6 +124,23 @@ class EngineUpdates:
                 await self._continue()
 
     async def _publish(self, message: PublishWeights) -> None:
+        """Publish, again if all engines are lost in the middle: one may be on its way to its next life."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + RECOVERY_S
+        while True:
+            try:
+                await self._publish_once(message)
+                return
+            except ControlRefused:
+                raise
+            except ControlFailed as error:
+                if loop.time() > deadline_s:
+                    raise
+                logger.warning("event=publish_again version=%d error=%s", message.version, error)
+            self._book.withdraw()
+            await asyncio.sleep(RECOVERY_RETRY_S)
+
+    async def _publish_once(self, message: PublishWeights) -> None:
         try:
             await self._pause()
             self._book.announce(message.lineage, message.version)

@@ -151,6 +151,18 @@ def test_an_update_that_an_engine_refuses_is_told_and_the_old_version_goes_on(
         hub.wait_for(m.WeightsPublished)
 
 
+def test_an_only_engine_that_is_lost_in_an_update_is_waited_for(tmp_path: Path, play: Play) -> None:
+    lost = Rule(path="/update_weights_from_disk", drop="before", times=1)
+    engine = play(**SLOWLY, rules=[lost])
+    with HubEnd(run_tree(tmp_path, engine.url)) as hub:
+        under_way(hub, engine, 0)
+        hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
+        (published,) = hub.wait_for(m.WeightsPublished)
+        assert published.version == 1
+        assert not hub.all(m.UpdateFailed)
+        hub.answers(1)
+
+
 def test_a_new_lineage_is_current_and_what_was_sampled_before_is_unknown(tmp_path: Path, play: Play) -> None:
     engine = play(**SLOWLY)
     with HubEnd(run_tree(tmp_path, engine.url), version=9) as hub:
