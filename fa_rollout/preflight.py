@@ -65,6 +65,14 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
+def is_fit(config: Config, command: Sequence[str]) -> bool:
+    """Print what the checks find; False when the run must not start."""
+    findings = preflight(config, command)
+    for finding in findings:
+        print(f"fa-rollout-proc: {finding}", file=sys.stderr)
+    return all(finding.severity is not Severity.ERROR for finding in findings)
+
+
 def check_memory(ring_bytes: int, headroom: Headroom) -> list[Finding]:
     """The ring is reserved whole at start: it must fit in what the machine and every cgroup leave free."""
     needed, free = ring_bytes + RESERVE_BYTES, headroom.available_bytes

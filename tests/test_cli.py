@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.cli import main
+from fa_rollout.cli import main, parser
 from fa_rollout.config import load
+from fa_rollout.verbs.run import EXAMPLE, configuration
 
 
 def run(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -38,10 +39,7 @@ def test_help_documents_every_exit_code_and_shows_a_configuration(capsys: pytest
 def test_the_configuration_that_help_shows_is_accepted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from fa_rollout.cli import _EXAMPLE
-    from fa_rollout.config import load
-
-    lines = _EXAMPLE.splitlines()[2:]
+    lines = EXAMPLE.splitlines()[2:]
     (tmp_path / "run.toml").write_text("\n".join(lines))
     assert load(tmp_path / "run.toml").rollout.groups_per_step == 16
 
@@ -50,7 +48,7 @@ def test_the_configuration_that_help_shows_is_accepted(
     ("words", "said"),
     [
         (["run", "nowhere.toml"], "nowhere.toml"),
-        (["demo", "--", "torchrun"], "with `run` only"),
+        (["demo", "--", "torchrun"], "does not go with demo"),
         (["demo", "--steps", "0"], "at least 1"),
         (["rn"], "run"),
         ([], "COMMAND"),
@@ -73,12 +71,10 @@ def test_a_shard_must_be_one_of_its_number(tmp_path: Path) -> None:
 
 
 def test_shard_and_replay_change_the_configuration(tmp_path: Path) -> None:
-    from fa_rollout.cli import _EXAMPLE, _parser, _with_options
-
     path = tmp_path / "run.toml"
-    path.write_text(_EXAMPLE[_EXAMPLE.index("  [data]") :])
-    options = _parser().parse_args(["run", str(path), "--shard", "1/2", "--replay", "events.jsonl"])
-    config = _with_options(load(path), options)
+    path.write_text(EXAMPLE[EXAMPLE.index("  [data]") :])
+    options = parser().parse_args(["run", str(path), "--shard", "1/2", "--replay", "events.jsonl"])
+    config = configuration(options)
     assert (config.data.shard, config.data.num_shards, config.run.replay) == (1, 2, "events.jsonl")
 
 

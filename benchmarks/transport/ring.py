@@ -217,7 +217,7 @@ class RingConsumer:
     def _report(self) -> None:
         released = [self._released.popleft() for _ in range(len(self._released))]
         if self._has_hub:
-            self._channel.send(b"".join(map(_NUMBER.pack, released)))
+            self._tell(b"".join(map(_NUMBER.pack, released)))
             return
         self._free.update(released)
         tail = 0
@@ -225,7 +225,12 @@ class RingConsumer:
             sequence, tail = self._ends.popleft()
             self._free.remove(sequence)
         if tail:
-            self._channel.send(_NUMBER.pack(tail))
+            self._tell(_NUMBER.pack(tail))
+
+    def _tell(self, payload: bytes) -> None:
+        """Without waiting: the other side reads when it needs room; `receive` sends what stays in line."""
+        self._channel.queue(payload)
+        self._channel.flush()
 
     def close(self) -> None:
         self._channel.close()

@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fa_rollout.cli import is_fit
 from fa_rollout.config import ConfigError, load
 from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import Plan, prepare
@@ -23,6 +22,7 @@ from fa_rollout.engines.sglang_cpu.commands import HOST, free_port
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
 from fa_rollout.launcher.launch import Ended, Seat, launch
+from fa_rollout.preflight import is_fit
 
 _SETTLED = ("trained", "filtered", "failed", "dropped")
 _AVERAGED_OVER = 10
