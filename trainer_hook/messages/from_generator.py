@@ -1,0 +1,122 @@
+"""What the generator says to the hub."""
+
+from enum import StrEnum
+
+from trainer_hook.messages.base import Message
+
+
+class GeneratorReady(Message):
+    """The data is read, the reward is loaded, the engines answer."""
+
+    incarnation: int
+    num_prompts: int
+    engines: list[str]
+    spans: bool
+    """Engines tell the version of every token."""
+    concurrency: int
+    """Samples that the engines take at once."""
+
+
+class Dispatched(Message):
+    """The first sample of each group left for an engine, under this version."""
+
+    groups: list[int]
+    version: int
+
+
+class Commit(Message):
+    """A group is whole and in the ring. The hub's receipt of this message is the commit."""
+
+    incarnation: int
+    sequence: int
+    position: int
+    length: int
+    lowest_open: int
+    """Ring position of the oldest open claim, or the head: all below is committed or a hole."""
+    group: int
+    attempt: int
+    oldest_version: int
+    newest_version: int
+    prompt_lens: list[int]
+    response_lens: list[int]
+    loss_lens: list[int]
+    spans: list[list[tuple[int, int, int]]]
+    """Per sample, its version spans as (version, end, loss tokens in it): what the `mask` policy needs."""
+    rewards: list[float]
+    payload: bytes = b""
+    """Where prompts are fed: passed on to the launcher."""
+
+
+class Settlement(StrEnum):
+    """How a group ends that never becomes a record."""
+
+    FILTERED = "filtered"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    RETURNED = "returned"
+    """Given back untouched: it will be issued again."""
+
+
+class Settled(Message):
+    group: int
+    attempt: int
+    outcome: Settlement
+    reason: str
+    mean_response_len: float = 0.0
+    payload: bytes = b""
+    """Where prompts are fed: passed on to the launcher."""
+
+
+class Evaluated(Message):
+    """One prompt of an evaluation, with its samples or with why it has none."""
+
+    evaluation: int
+    index: int
+    num_prompts: int
+    result: bytes
+
+
+class EvaluationEnded(Message):
+    """Every prompt was answered for; or none will be, for the reason in `error`."""
+
+    evaluation: int
+    error: str | None = None
+
+
+class EnginesPaused(Message):
+    pass
+
+
+class WeightsPublished(Message):
+    version: int
+    bubble_s: float
+
+
+class UpdateFailed(Message):
+    """The engines could not be paused or could not load the weights; they go on with the old ones."""
+
+    text: str
+
+
+class Warned(Message):
+    text: str
+
+
+class GaveUp(Message):
+    """The generator cannot go on: another life would end the same way."""
+
+    error: str
+    text: str
+    """Exception and traceback."""
+
+
+class Pulse(Message):
+    """Once a second: the loop is alive, and its figures."""
+
+    num_queued: int
+    num_running: int
+    """Groups begun and not answered, those that wait for the ring included."""
+    num_waiting_for_ring: int
+    tokens_per_s: float
+    loop_gap_ms: float
+    figures: dict[str, float] = {}

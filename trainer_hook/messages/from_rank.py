@@ -1,0 +1,150 @@
+"""What a trainer rank, or an observer, says to the hub."""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from trainer_hook.messages.base import Message
+
+
+class Next(Message):
+    """A rank asks for its part of a step's batch; answered by `Batch`, `Ended` or `Refused`."""
+
+    request: int
+    step: int
+
+
+class Outcome(StrEnum):
+    """How a rank ended its part of a batch."""
+
+    TRAINED = "trained"
+    RETURNED = "returned"
+    """The body of the `with` block raised: the step was not trained."""
+
+
+class Released(Message):
+    """A rank's part of a step is over (`outcome`); no view is left of the records in `sequences`."""
+
+    step: int
+    outcome: Outcome | None
+    """None when a deferred release follows later than the step's end."""
+    sequences: list[int]
+
+
+class UpdateEnter(Message):
+    """A rank enters a weight update; answered by `UpdateBegun` when all ranks have."""
+
+    request: int
+
+
+class UpdatePublish(Message):
+    """A rank leaves the update. The leader's message names what to publish; answered by `UpdateDone`."""
+
+    request: int
+    leader: bool
+    path: str | None = None
+    """Folder of safetensors files for the engines to load; None when the trainer pushed by hand."""
+
+
+class UpdatePause(Message):
+    """The leader asks that the engines stand still, to push by hand; answered by `Reply`."""
+
+    request: int
+
+
+class UpdateCancel(Message):
+    """The body of the update raised: engines go on with the old version."""
+
+    request: int
+    text: str
+
+
+class Abort(Message):
+    """Abort running work: all of it, one group or one sample of it, or groups begun before a version."""
+
+    request: int
+    group: int | None = None
+    member: int | None = None
+    older_than: int | None = None
+
+
+class Hold(Message):
+    """Stop (`held`) or go on issuing groups; running ones finish. Answered by `Reply`."""
+
+    request: int
+    held: bool
+
+
+class Query(Message):
+    """Ask for `statistics` or `state`; answered by `Reply` with a value."""
+
+    request: int
+    what: str
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run's part of a trainer's checkpoint: what `Query("state")` answers and `LoadState` brings back."""
+
+    step: int
+    """Steps trained."""
+    version: int
+    lineage: str
+    cursor: int
+    """First group never taken from the data."""
+    unfinished: list[int]
+    """Groups below the cursor that are not settled."""
+    ends: dict[str, int]
+    """Settled groups by outcome."""
+    data: str = ""
+    """The data and its order, in words: group ids have a meaning only with them."""
+
+
+class LoadState(Message):
+    """Give the run the state of a checkpoint before its first batch; answered by `Reply`."""
+
+    request: int
+    state: dict[str, Any]
+
+
+class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that an evaluation brings along."""
+
+    prompt: str | list[dict[str, Any]]
+    label: Any = None
+    metadata: dict[str, Any] = {}
+
+
+class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What to evaluate: prompts, or a data set by name or path; neither: the one that is configured."""
+
+    prompts: list[EvaluationPrompt] | None = None
+    dataset: str | None = None
+    samples_per_prompt: int | None = None
+    sampling: dict[str, Any] = {}
+    """Keys of the configured sampling that differ."""
+
+
+class Evaluate(Message):
+    """Begin an evaluation; answered by `Reply` with its number."""
+
+    request: int
+    order: EvaluationOrder
+
+
+class Collect(Message):
+    """Ask for what an evaluation has brought since; answered by `EvaluationPart`, or `Refused`."""
+
+    request: int
+    evaluation: int
+
+
+class CancelEvaluation(Message):
+    """What an evaluation has brought is not wanted any more; answered by `Reply`."""
+
+    request: int
+    evaluation: int
+
+
+class Goodbye(Message):
+    """The rank closes in order; its leases return without alarm."""

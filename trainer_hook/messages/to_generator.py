@@ -1,0 +1,95 @@
+"""What the hub says to the generator."""
+
+import msgspec
+
+from trainer_hook.messages.base import Message
+from trainer_hook.messages.from_rank import EvaluationOrder
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """One group to roll out."""
+
+    group: int
+    attempt: int
+    epoch: int
+    prompt_index: int
+
+
+class Resume(Message):
+    """First message to a generator: where the ring and the run stand."""
+
+    incarnation: int
+    head: int
+    tail: int
+    sequence: int
+    """First sequence number to use."""
+    version: int
+    lineage: str
+    weights: str | None
+    """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
+    step: int = 0
+    """Where prompts are fed: the step that the launcher announced last, by its own count."""
+    payload: bytes = b""
+    """What the launcher gave the hub for a plugged-in generator."""
+
+
+class Start(Message):
+    """Credits: groups to roll out, oldest first, requeued ones ahead of new ones."""
+
+    groups: list[Assignment]
+    payloads: list[bytes] = []
+    """Where prompts are fed: what was fed for each of `groups`, as it came."""
+
+
+class Tail(Message):
+    """The ring is free up to this position; idempotent."""
+
+    position: int
+
+
+class Drop(Message):
+    """Forget these groups wherever they stand (queued or running); answered by one `Settled` each."""
+
+    groups: list[int]
+    reason: str
+
+
+class AbortRunning(Message):
+    """Abort the running requests of these groups (None: all); they go on by the partial-rollout policy."""
+
+    groups: list[int] | None
+    member: int | None = None
+    """Of each group this sample alone."""
+
+
+class RunEvaluation(Message):
+    """Evaluate beside the training stream; answered by one `Evaluated` a prompt, then `EvaluationEnded`."""
+
+    evaluation: int
+    order: EvaluationOrder
+    done: list[int] = []
+    """Prompts that an earlier life of the generator has answered for."""
+
+
+class DropEvaluation(Message):
+    """Nobody waits for this evaluation any more."""
+
+    evaluation: int
+
+
+class PauseEngines(Message):
+    """Pause every engine for at most `lease_s`; answered by `EnginesPaused`."""
+
+    lease_s: float
+
+
+class PublishWeights(Message):
+    """Load weights (path None: already there), label them, go on; answered by `WeightsPublished`."""
+
+    version: int
+    lineage: str
+    path: str | None
+
+
+class ContinueEngines(Message):
+    """Go on with the weights that the engines have."""

@@ -1,0 +1,106 @@
+"""What the hub says to a trainer rank."""
+
+from typing import Any
+
+import msgspec
+
+from trainer_hook.messages.base import Message
+
+
+class Handout(Message):
+    """One record of a batch, as a rank gets it."""
+
+    incarnation: int
+    sequence: int
+    position: int
+    """Byte position in the ring's endless stream; the offset is its remainder by the ring's size."""
+    length: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One sample of one micro-batch."""
+
+    record: int
+    """Index into `Batch.records`."""
+    member: int
+    """Index of the sample inside the record."""
+    filler: bool = False
+    """True for padding: the sample's loss mask counts as zero."""
+    mask_before: int = 0
+    """Response tokens from the start that leave the loss (stale tokens under the `mask` policy)."""
+
+
+class Batch(Message):
+    """A rank's part of a step."""
+
+    request: int
+    step: int
+    version: int
+    """Published version at hand-over; training turns it into the next one."""
+    records: list[Handout]
+    micro_batches: list[list[Part]]
+    num_groups_global: int
+    num_samples_global: int
+    num_tokens_global: int
+    """Response tokens in the loss over all ranks."""
+    reward_mean: float
+    staleness_max: int | None
+    """None where an engine told no version."""
+    wait_s: float
+    """Time the rank's request waited in the hub."""
+    last: bool = False
+    """No batch follows; it may be smaller than the others where the data ends."""
+
+
+class Ended(Message):
+    """Answer to `Next` when no further batch will come."""
+
+    request: int
+    reason: str
+
+
+class UpdateBegun(Message):
+    request: int
+    version: int
+    """The version that this update will publish."""
+    path: str
+    """Folder to write weight files to (exists, empty)."""
+    leader: bool
+
+
+class UpdateDone(Message):
+    request: int
+    version: int
+    bubble_s: float
+    """Time the engines stood still."""
+
+
+class EvaluationPart(Message):
+    """Some prompts of an evaluation, each once, in the order of their ends."""
+
+    request: int
+    results: list[bytes]
+    """Each an encoded `trainer_hook.evaluation.EvaluatedPrompt`."""
+    num_prompts: int
+    """In all; 0 while that is unknown."""
+    is_over: bool
+    """No part follows."""
+
+
+class Reply(Message):
+    request: int
+    value: Any = None
+
+
+class Notice(Message):
+    """Something degraded that repairs itself; the hook logs it as a warning."""
+
+    text: str
+
+
+class Fatal(Message):
+    """The run is given up; every pending and later hook call raises `error`."""
+
+    error: str
+    """Name of the error class in `trainer_hook.errors`."""
+    text: str
