@@ -200,11 +200,12 @@ def test_an_answer_that_is_restarted_again_and_again_is_given_up_and_the_error_s
 def test_aborts_of_everything_that_nobody_here_asked_for_lose_nothing(
     play: Play, policy: PartialPolicy
 ) -> None:
-    engine = play(tokens_per_s=100.0, lengths=Lengths(tokens=20))
+    # An answer takes two seconds: none may end while the others are still on their way to the engine.
+    engine = play(tokens_per_s=20.0, lengths=Lengths(tokens=40))
 
     async def scenario(bench: Bench) -> list[Turn]:
         async with asyncio.TaskGroup() as tasks:
-            turns = [tasks.create_task(bench.turn(max_new_tokens=20, group=group)) for group in range(64)]
+            turns = [tasks.create_task(bench.turn(max_new_tokens=40, group=group)) for group in range(64)]
             for _ in range(3):
                 await bench.under_way(64)
                 await asyncio.sleep(0.05)
@@ -212,7 +213,7 @@ def test_aborts_of_everything_that_nobody_here_asked_for_lose_nothing(
         return [turn.result() for turn in turns]
 
     for turn in run(engine, policy, scenario):
-        assert_is_the_engines(turn, [(0, 20)])
+        assert_is_the_engines(turn, [(0, 40)])
 
 
 def _abort_everything(engine: ScriptedEngine) -> None:
