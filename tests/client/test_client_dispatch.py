@@ -9,7 +9,6 @@ import pytest
 from fa_rollout.client.circuit import Circuit, Window
 from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.turnstile import Turnstile
 from tests.client.client_kit import until
 
 
@@ -236,36 +235,5 @@ def test_a_timer_that_falls_due_in_a_pause_fires_when_its_rest_has_run_afterward
         await until(lambda: bool(fired))
         assert fired[0] >= deadline - 2e-3
         assert loop.time() - went_on >= 0.09
-
-    dispatching(work)
-
-
-def test_a_burst_of_work_passes_in_order_and_in_portions() -> None:
-    async def work() -> None:
-        turnstile = Turnstile(turn_s=0.01)
-        turn, passed = 0, []
-
-        async def pass_through(position: int) -> None:
-            await turnstile.enter(0.002)
-            passed.append((turn, position))
-
-        async with asyncio.TaskGroup() as group:
-            for position in range(100):
-                group.create_task(pass_through(position))
-            while len(passed) < 100:
-                await asyncio.sleep(0)
-                turn += 1
-        assert [position for _, position in passed] == list(range(100))
-        per_turn = [sum(1 for at, _ in passed if at == wanted) for wanted in range(turn + 1)]
-        assert max(per_turn) == 5
-
-    dispatching(work)
-
-
-def test_work_larger_than_a_turn_passes_alone() -> None:
-    async def work() -> None:
-        turnstile = Turnstile(turn_s=0.01)
-        for _ in range(3):
-            await asyncio.gather(*(turnstile.enter(1.0) for _ in range(4)))
 
     dispatching(work)
