@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+import msgspec
+
 from trainer_hook.messages.base import Message
 
 
@@ -110,6 +112,38 @@ class GaveUp(Message):
     """Exception and traceback."""
 
 
+class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, or the router, as the generator sees it."""
+
+    url: str
+    in_flight: int
+    allowed: int
+    """Requests that it may hold now; less than `capacity` after an overload or an outage."""
+    capacity: int
+    is_out: bool = False
+    """Its circuit is open: it gets no request, and is probed."""
+    num_done: int = 0
+    num_aborted: int = 0
+    num_tokens: int = 0
+    failures: dict[str, int] = {}
+    """Attempts that failed, by class: `transient`, `overload`, `permanent`, `invalid`."""
+    last_error: str = ""
+    latency_s: dict[str, float] = {}
+    """`p50`, `p90`, `p99` of the latest answers; empty before the first."""
+    version: str | None = None
+    """Version label of the newest token that it answered with."""
+
+
+class Lingering(msgspec.Struct, frozen=True, kw_only=True):
+    """A group or a request that is among the oldest."""
+
+    name: str
+    """`group 12`, or a request's id, which begins with its group."""
+    age_s: float
+    where: str
+    """An engine's address, or what the group is at."""
+
+
 class Pulse(Message):
     """Once a second: the loop is alive, and its figures."""
 
@@ -120,3 +154,6 @@ class Pulse(Message):
     tokens_per_s: float
     loop_gap_ms: float
     figures: dict[str, float] = {}
+    engines: list[EngineFigures] = []
+    slowest: list[Lingering] = []
+    """The oldest groups and requests."""

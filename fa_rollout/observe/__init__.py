@@ -1,0 +1,1 @@
+"""Looking at a run from outside: where it stands, in a terminal and in other people's dashboards."""

@@ -1,0 +1,325 @@
+"""Where a run stands: what the hub answers to `Query("snapshot")`, and each line of `metrics.jsonl`.
+
+Plain data, the same for `top`, every metrics sink and the report. Names are kept: what a later release adds
+comes as a further field with a default.
+
+Counts only grow within one life of the hub (`_total` in the metrics); ages are seconds before `time_s`.
+"""
+
+# mypy: disable-error-code="misc"
+# msgspec hands `frozen` and `kw_only` down to subclasses; the dataclass protocol that mypy knows does not.
+
+from enum import StrEnum
+
+import msgspec
+
+from trainer_hook.messages.from_generator import EngineFigures, Lingering
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Root of a snapshot's parts."""
+
+
+class RunPhase(StrEnum):
+    """How far the run is."""
+
+    STARTING = "starting"
+    """The generator has not read the data yet, or does not reach the engines."""
+    RUNNING = "running"
+    ENDING = "ending"
+    """No step begins any more."""
+    GIVEN_UP = "given_up"
+
+
+class TrainerPhase(StrEnum):
+    """What the trainer as a whole, or one rank, does now."""
+
+    ABSENT = "absent"
+    """No rank is attached."""
+    ATTACHING = "attaching"
+    """Some ranks are here, others not yet."""
+    WAITING = "waiting"
+    """In `next_batch`; of the trainer as a whole: all ranks are."""
+    TRAINING = "training"
+    """Inside the block of a batch; of the trainer: at least one rank is."""
+    UPDATING = "updating"
+    """In `update_weights`."""
+    OUTSIDE = "outside"
+    """In none of these: between two calls of the hook, to save or to evaluate."""
+
+
+class RunFigures(Part):
+    """The run as it is configured, and how long it has been up."""
+
+    name: str
+    phase: RunPhase
+    uptime_s: float
+    """Of this life of the hub."""
+    step: int
+    """Next step to be composed: those below are trained, or in the ranks' hands."""
+    version: int
+    """Published version."""
+    lineage: str
+    num_steps: int
+    groups_per_step: int
+    samples_per_group: int
+    update_interval: int
+    staleness: int
+    """The bound."""
+    staleness_policy: str
+    ending: str | None = None
+    """Why it ends, or was given up."""
+
+
+class RankFigures(Part):
+    """One trainer process."""
+
+    dp_rank: int
+    peer: int
+    pid: int
+    phase: TrainerPhase
+    since_s: float
+    """In this phase for so long."""
+    step: int | None = None
+    """That it is in."""
+    num_leases: int = 0
+
+
+class TimeSpent(Part):
+    """Seconds of the trainer as a whole, by phase; the phase that lasts is counted up to now."""
+
+    waiting: float = 0.0
+    training: float = 0.0
+    updating: float = 0.0
+    outside: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.waiting + self.training + self.updating + self.outside
+
+    @property
+    def idle(self) -> float | None:
+        """Share that was spent in waits for a batch; None where no time was spent."""
+        return self.waiting / self.total_s if self.total_s > 0 else None
+
+
+class TrainerFigures(Part):
+    """All ranks together."""
+
+    phase: TrainerPhase
+    since_s: float
+    num_missing: int
+    """Ranks that are still to attach."""
+    ranks: list[RankFigures]
+    first_wait_s: float
+    """Until the first batch: start-up, and filling the pipeline. Not in the two that follow."""
+    spent: TimeSpent
+    """Since the first batch."""
+    recent: TimeSpent
+    """Over the last steps: at least half a minute, and five steps where there are so many."""
+    in_update: str = "idle"
+    """How far the weight update is: `idle`, `entering`, `open` (ranks write), `publishing` (engines load)."""
+
+
+class GroupFigures(Part):
+    """Where the prompt groups are; `taken` is the sum of all others."""
+
+    taken: int = 0
+    queued: int = 0
+    """Given back, to be issued again."""
+    issued: int = 0
+    """The generator has them, no engine yet."""
+    running: int = 0
+    committed: int = 0
+    """In the ring, ready for the trainer."""
+    handed: int = 0
+    """In the trainer's hands."""
+    trained: int = 0
+    filtered: int = 0
+    failed: int = 0
+    dropped: int = 0
+    credits: int = 0
+    """That the limits allow to start now; 0 is the rule, since each is used at once."""
+    limit: str = ""
+    """What holds further groups back, in words; empty where nothing does."""
+
+
+class GeneratorFigures(Part):
+    """The generator process; all zero while none lives."""
+
+    is_up: bool = False
+    num_restarts: int = 0
+    pulse_age_s: float | None = None
+    """Since it last reported; None: it has not yet."""
+    num_queued: int = 0
+    """Groups that wait for a place at the engines."""
+    num_running: int = 0
+    num_waiting_for_ring: int = 0
+    """Finished groups without room in the ring."""
+    in_flight: int = 0
+    """Requests at engines."""
+    waiting_for_engines: int = 0
+    """Requests without a slot."""
+    capacity: int = 0
+    """Samples that engines take at once."""
+    load: float | None = None
+    """Share of the capacity in use, mean of the last half minute."""
+    is_paused: bool = False
+    """Engines stand still for a weight update."""
+    rewards_in_progress: int = 0
+    rewards_failed: int = 0
+    evaluations: int = 0
+    tokens_total: int = 0
+    """Sampled, over all lives."""
+    requests_total: int = 0
+    aborts_total: int = 0
+    restarts_total: int = 0
+    """Answers that began again from the prompt."""
+    discarded_tokens_total: int = 0
+    tokens_per_s: float = 0.0
+    """Tokens of answers that came back, mean of the last half minute."""
+    loop_gap_ms: float = 0.0
+    """Longest hold-up of its event loop in the last second."""
+
+
+class EngineState(Part):
+    """One engine, or the router."""
+
+    url: str
+    health: str
+    """`ok`, `paused`, `narrowed` (it was overloaded and gets less), `out` (it failed, and is probed)."""
+    now: EngineFigures
+    tokens_per_s: float = 0.0
+
+
+class RingFigures(Part):
+    """The shared memory."""
+
+    bytes: int
+    span_bytes: int
+    """From the oldest record to the newest: what cannot be written to."""
+    live_bytes: int
+    watermark_bytes: int
+    """Largest span so far."""
+    num_records: int
+    oldest_lease_s: float
+    """Age of the oldest lease; 0 without one."""
+    oldest_lease_of: str | None = None
+    """Which rank holds it."""
+    mean_record_bytes: float = 0.0
+    num_refused: int = 0
+
+
+class StalenessFigures(Part):
+    """How old what is under way would be if it were trained now, in versions; None: nothing is, or unknown."""
+
+    running_max: int | None = None
+    ready_max: int | None = None
+    trained_max: int | None = None
+    """Of all steps of this life."""
+
+
+class StepFigures(Part):
+    """One trained step."""
+
+    step: int
+    version: int
+    """That it was trained under."""
+    time_s: float
+    """When its last rank was done; unix time."""
+    num_groups: int
+    num_samples: int
+    num_tokens: int
+    """In the loss."""
+    response_tokens: int
+    reward_mean: float
+    staleness_max: int | None
+    """None where an engine told no version."""
+    staleness_mean: float | None
+    """Over groups, each by its oldest token."""
+    spent: TimeSpent
+    """Since the end of the step before."""
+    is_first: bool = False
+    """Of a trainer's life: its wait is start-up."""
+
+
+class UpdateFigures(Part):
+    """One published weight version."""
+
+    version: int
+    time_s: float
+    write_s: float
+    """From the last rank's entry to the last one's exit: the trainer gathers and writes."""
+    load_s: float
+    """Until every engine had confirmed."""
+    bubble_s: float
+    """Engines stood still."""
+
+
+class Totals(Part):
+    """Sums since the start of this life of the hub."""
+
+    steps: int = 0
+    samples: int = 0
+    trained_tokens: int = 0
+    """Response tokens of trained steps."""
+    dropped_tokens: float = 0.0
+    updates: int = 0
+    bubble_s: float = 0.0
+    warnings: int = 0
+
+
+class Wait(Part):
+    """Somebody waits for something."""
+
+    who: str
+    what: str
+    since_s: float
+
+
+class WarningText(Part):
+    """Something degraded that repairs itself."""
+
+    text: str
+    age_s: float
+    """Since it was last said."""
+    count: int = 1
+
+
+class Reason(Part):
+    """Why groups ended without being trained."""
+
+    outcome: str
+    """`failed`, `filtered`, `dropped`."""
+    reason: str
+    """The first words."""
+    count: int
+    last: str
+    """The latest one in full."""
+    age_s: float
+
+
+class Snapshot(Part):
+    """The whole."""
+
+    time_s: float
+    """Unix time."""
+    run: RunFigures
+    trainer: TrainerFigures
+    groups: GroupFigures
+    generator: GeneratorFigures
+    engines: list[EngineState]
+    ring: RingFigures
+    staleness: StalenessFigures
+    totals: Totals
+    steps: list[StepFigures] = []
+    """The latest, oldest first. A line of metrics.jsonl has those since the line before."""
+    updates: list[UpdateFigures] = []
+    """The latest, oldest first; as `steps`."""
+    waits: list[Wait] = []
+    slowest: list[Lingering] = []
+    """Groups and requests that take longest, oldest first."""
+    reasons: list[Reason] = []
+    warnings: list[WarningText] = []
+    """The latest last."""
