@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fa_rollout.hub.ageing import Note
 from fa_rollout.hub.world import Attachment
 from trainer_hook import messages as m
 
@@ -42,9 +43,11 @@ class Evaluations:
     def __init__(
         self,
         *,
+        note: Note = lambda event, **values: None,
         to_rank: Callable[[Attachment, m.Message], None],
         to_generator: Callable[[m.Message], None],
     ) -> None:
+        self._note = note
         self._to_rank = to_rank
         self._to_generator = to_generator
         self._open: dict[int, _Evaluation] = {}
@@ -63,6 +66,7 @@ class Evaluations:
         self._last += 1
         evaluation = _Evaluation(number=self._last, rank=rank, order=message.order)
         self._open[self._last] = evaluation
+        self._note("evaluation", number=self._last, rank=rank.hello.dp_rank, dataset=message.order.dataset)
         self._to_rank(rank, m.Reply(request=message.request, value=self._last))
         self._order(evaluation)
 
@@ -135,6 +139,7 @@ class Evaluations:
 
     def _end(self, evaluation: _Evaluation, error: str | None) -> None:
         evaluation.is_over, evaluation.error = True, error
+        self._note_end(evaluation, error)
         self._answer(evaluation)
 
     def _answer(self, evaluation: _Evaluation) -> None:
@@ -161,8 +166,14 @@ class Evaluations:
 
     def _forget(self, evaluation: _Evaluation) -> None:
         del self._open[evaluation.number]
-        if not evaluation.is_over and self._generator_is_up:
+        if evaluation.is_over:
+            return
+        self._note_end(evaluation, "nobody waits for it any more")
+        if self._generator_is_up:
             self._to_generator(m.DropEvaluation(evaluation=evaluation.number))
+
+    def _note_end(self, evaluation: _Evaluation, error: str | None) -> None:
+        self._note("evaluated", number=evaluation.number, prompts=len(evaluation.done), error=error)
 
 
 def _take(results: deque[bytes]) -> list[bytes]:

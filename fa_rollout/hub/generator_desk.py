@@ -82,7 +82,17 @@ class GeneratorDesk:
             self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
         if event == "committed" and self._launcher is not None:
             self._launcher.committed(message)
-        self._core.log.write(event, group=message.group, attempt=message.attempt, sequence=message.sequence)
+        self._core.log.write(
+            event,
+            group=message.group,
+            attempt=message.attempt,
+            sequence=message.sequence,
+            bytes=message.length,
+            versions=(message.oldest_version, message.newest_version),
+            prompt_lens=message.prompt_lens,
+            response_lens=message.response_lens,
+            rewards=message.rewards,
+        )
 
     def _settle(self, message: m.Settled, flow: Flow) -> None:
         if self._launcher is not None:
@@ -122,7 +132,12 @@ class GeneratorDesk:
         )
 
     def _generator_ready(self, message: m.GeneratorReady) -> None:
-        self._core.log.write("generator_ready", incarnation=message.incarnation, engines=message.engines)
+        self._core.log.write(
+            "generator_ready",
+            incarnation=message.incarnation,
+            engines=message.engines,
+            concurrency=message.concurrency,
+        )
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
             if self._launcher is not None:

@@ -12,9 +12,10 @@ is closed, every free byte of the ring is announced.
 """
 
 import secrets
+import time
 from pathlib import Path
 
-from fa_rollout.config import Config
+from fa_rollout.config import Config, to_dict
 from fa_rollout.hub import replay
 from fa_rollout.hub.composition import Wait
 from fa_rollout.hub.core import Core, Outbox
@@ -57,19 +58,20 @@ class Hub:
             table=table,
             world=world,
             updates=Updates(
+                note=log.write,
                 world=world,
                 directory=weights_dir,
                 lease_s=config.trainer.pause_lease_s,
                 to_rank=outbox.to_rank,
                 to_generator=outbox.to_generator,
             ),
-            evaluations=Evaluations(to_rank=outbox.to_rank, to_generator=outbox.to_generator),
+            evaluations=Evaluations(note=log.write, to_rank=outbox.to_rank, to_generator=outbox.to_generator),
             steps=Steps(config, world, outbox.to_rank, log.write),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
             recording=None if config.run.replay is None else replay.read(config.run.replay),
         )
-        log.write("began", run=run, lineage=self.core.lineage)
+        log.write("began", run=run, lineage=self.core.lineage, time_s=time.time(), config=to_dict(config))
         self.ranks = RankDesk(self.core)
         self._fed = fed
         self.launcher = None if fed is None else LauncherDesk(self.core, fed)
@@ -150,12 +152,18 @@ class Hub:
                 self._hand(rank, flow)
 
     def _hand(self, rank: Attachment, flow: Flow) -> Wait | None:
-        core = self.core
+        core, since_s = self.core, rank.waiting_since_s
         outcome = core.steps.serve(rank, flow, core.table)
         if isinstance(outcome, Wait):
             return outcome
         if outcome is not None:
-            core.log.write("handed", step=outcome.step, rank=rank.hello.dp_rank, peer=rank.hello.peer)
+            core.log.write(
+                "handed",
+                step=outcome.step,
+                rank=rank.hello.dp_rank,
+                peer=rank.hello.peer,
+                waited_s=time.monotonic() - since_s,
+            )
         return None
 
     def _refuse_crossed(self) -> None:

@@ -143,6 +143,9 @@ class RankDesk:
         for sequence in message.sequences:
             self._core.table.release(sequence, rank.number)
         if message.outcome is not None and self._core.flow is not None:
+            self._core.log.write(
+                "finished", step=message.step, rank=rank.hello.dp_rank, outcome=message.outcome
+            )
             step = self._core.steps.finish(rank, message, self._core.flow)
             if step is not None:
                 self._core.log.write(message.outcome, step=step.step, version=step.version, groups=step.names)
@@ -166,7 +169,6 @@ class RankDesk:
             )
             self._core.refuse(rank, message.request, "HookStateError", text)
             return
-        self._core.log.write("evaluation", rank=rank.hello.dp_rank, dataset=message.order.dataset)
         self._core.evaluations.begin(rank, message)
 
     def _hold(self, rank: Attachment, message: m.Hold, flow: Flow) -> None:

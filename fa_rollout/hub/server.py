@@ -229,6 +229,7 @@ class Server:
         resume = self._hub.generator.resume_message()
         if self._plugin is not None:
             resume = msgspec.structs.replace(resume, payload=self._plugin.payload)
+        self._log.write("generator_started", incarnation=resume.incarnation)
         channel = self._life.start(resume)
         self._selector.mark(channel)
         self._selector.watch(channel, lambda: self._from_generator(channel))

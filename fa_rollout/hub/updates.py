@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+from fa_rollout.hub.ageing import Note
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.world import Attachment, World
 from trainer_hook.messages import (
@@ -47,12 +48,14 @@ class Updates:
     def __init__(
         self,
         *,
+        note: Note = lambda event, **values: None,
         world: World,
         directory: Path,
         lease_s: float,
         to_rank: Callable[[Attachment, Message], None],
         to_generator: Callable[[Message], None],
     ) -> None:
+        self._note = note
         self._world = world
         self._directory = directory
         self._lease_s = lease_s
@@ -79,6 +82,8 @@ class Updates:
                 rank, message.request, "HookStateError", "an update is going on: leave it before the next"
             )
             return
+        if self.phase is Phase.IDLE:
+            self._note("update", phase=Phase.ENTERING)
         self.phase = Phase.ENTERING
         rank.entered_update = message
         members = list(self._world.members.values())
@@ -106,6 +111,7 @@ class Updates:
         members = self._world.members.values()
         if all(isinstance(member.entered_update, UpdatePublish) for member in members):
             self.phase = Phase.PUBLISHING
+            self._note("update", phase=self.phase, version=self._version)
             self._was_sent = True
             self._to_generator(self._publication())
 
@@ -127,6 +133,7 @@ class Updates:
         leader = self._world.leader
         if self._pause is not None and not self._pause_answered and leader is not None:
             self._pause_answered = True
+            self._note("update", phase="paused", version=self._version)
             self._to_rank(leader, Reply(request=self._pause.request))
 
     def published(self, message: WeightsPublished, flow: Flow) -> bool:
@@ -160,6 +167,7 @@ class Updates:
         self.phase = Phase.OPEN
         version = flow.version if flow.weights_pending else self._next_number(flow)
         self._version, self._was_sent = version, False
+        self._note("update", phase=self.phase, version=version)
         self._lineage = flow.lineage
         folder = self._directory / f"{self._lineage}-{self._version}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -189,6 +197,7 @@ class Updates:
     def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:
         if self.phase in (Phase.OPEN, Phase.PUBLISHING) and not engines_run:
             self._to_generator(ContinueEngines())
+        self._note("update", phase="failed", text=text)
         self._end(lambda request: Refused(request=request, error=error, text=text))
 
     def _end(self, answer: Callable[[int], Message]) -> None:
