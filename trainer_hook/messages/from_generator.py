@@ -1,6 +1,7 @@
 """What the generator says to the hub."""
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -98,6 +99,22 @@ class UpdateFailed(Message):
     """The engines could not be paused or could not load the weights; they go on with the old ones."""
 
     text: str
+
+
+class StageDone(Message):
+    """Every engine that takes part has taken this step of a stream."""
+
+    number: int
+    value: Any = None
+
+
+class StageFailed(Message):
+    """A step of a stream went wrong; what the engines hold is no version, so that they get no requests."""
+
+    number: int
+    text: str
+    may_retry: bool
+    """An engine was lost: a stream to the others may work."""
 
 
 class Warned(Message):

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from trainer_hook.messages.base import Message
+from trainer_hook.messages.streaming import Stage
 
 
 class Next(Message):
@@ -44,7 +45,28 @@ class UpdatePublish(Message):
     request: int
     leader: bool
     path: str | None = None
-    """Folder of safetensors files for the engines to load; None when the trainer pushed by hand."""
+    """Folder of safetensors files for the engines to load; None when they have the weights already."""
+    changed: str | None = None
+    """Folder of those files of `path` that are new since the version published last; None: all are."""
+    is_streamed: bool = False
+    """The engines took the weights by `UpdateStage`s, so that no file holds them."""
+
+
+class UpdateStage(Message):
+    """The leader asks the engines to take the next step of a stream; answered by `Reply` with its value."""
+
+    request: int
+    stage: Stage
+
+
+class UpdatePassed(Message):
+    """A rank is through with its weights. When all are, each hears by `Reply` what the leader says.
+
+    True: once more, since engines were lost in the middle.
+    """
+
+    request: int
+    again: bool = False
 
 
 class UpdatePause(Message):

@@ -1,6 +1,7 @@
 """How a process comes to the hub: who it is, and what it is told. Anyone to hub, and back."""
 
 from trainer_hook.messages.base import Message
+from trainer_hook.messages.streaming import Via
 from trainer_hook.record import ExtraColumn
 
 
@@ -41,6 +42,10 @@ class Welcome(Message):
     """Folder that this run's weight files go to."""
     stall_s: float
     """Longest wait of a rank for a batch before the hub names who waits for whom."""
+    publish: Via = Via.DISK
+    """How weights are pushed by default."""
+    bucket_bytes: int = 512 << 20
+    """Weights are gathered and sent in pieces of about this size."""
     columns: list[ExtraColumn] = []
     """What this run's records hold beyond the schema that all runs have."""
 

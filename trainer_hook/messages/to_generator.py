@@ -4,6 +4,7 @@ import msgspec
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_rank import EvaluationOrder
+from trainer_hook.messages.streaming import Stage
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -27,6 +28,8 @@ class Resume(Message):
     lineage: str
     weights: str | None
     """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
+    is_streamed: bool = False
+    """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
     step: int = 0
     """Where prompts are fed: the step that the launcher announced last, by its own count."""
     payload: bytes = b""
@@ -89,6 +92,20 @@ class PublishWeights(Message):
     version: int
     lineage: str
     path: str | None
+    changed: str | None = None
+    """Folder of what differs from version `base`, for engines that hold that."""
+    base: int = 0
+    is_streamed: bool = False
+    """The engines took them by `EngineStage`s."""
+
+
+class EngineStage(Message):
+    """A step of a stream of weights; answered by `StageDone` or `StageFailed` with the same number."""
+
+    number: int
+    stage: Stage
+    lease_s: float
+    """Engines that stand still for the stream go on after so long without a further step."""
 
 
 class ContinueEngines(Message):

@@ -66,6 +66,8 @@ class UpdateBegun(Message):
     path: str
     """Folder to write weight files to (exists, empty)."""
     leader: bool
+    base: str | None = None
+    """Folder of the files of the version published last, where the engines hold just these."""
 
 
 class UpdateDone(Message):

@@ -1,0 +1,74 @@
+"""The stages of a stream of weights from the trainer to the engines; the hub passes them on as they are.
+
+A stream opens, joins a group where it broadcasts, and then sends bucket after bucket. The engines stand still
+from its opening to the end of the update.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Via(StrEnum):
+    """How weights get to the engines."""
+
+    DISK = "disk"
+    """By safetensors files that each engine loads."""
+    TENSOR = "tensor"
+    """Inside of HTTP requests, bucket by bucket."""
+    DISTRIBUTED = "distributed"
+    """By broadcasts of a torch.distributed group of the leader and all engines."""
+
+
+class _Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class OpenStream(_Stage):
+    """Engines stand still, and are told that their weights will be replaced piece by piece.
+
+    Its value is an `Audience`, as a plain dict.
+    """
+
+    via: Via
+
+
+class Audience(msgspec.Struct, frozen=True, kw_only=True):
+    """Who takes part in a stream."""
+
+    urls: list[str]
+    num_workers: int
+    """Processes of all engines that hold weights: the ranks of a group beside the leader's."""
+    group: str | None = None
+    """The group that all of them are in still; None when one has to be made."""
+
+
+class JoinGroup(_Stage):
+    """Every worker of every engine joins a new process group, whose rank 0 is the leader. No value."""
+
+    group: str
+    former: str | None
+    """A group to be destroyed first."""
+    address: str
+    port: int
+    backend: str
+    """`gloo` or `nccl`."""
+
+
+class TakeTensors(_Stage):
+    """Engines take the bucket in a file: a pickle of (name, tensor) pairs, as SGLang wants it. No value."""
+
+    path: str
+
+
+class TakeBroadcast(_Stage):
+    """Engines receive one broadcast a tensor, in this order. No value."""
+
+    group: str
+    names: list[str]
+    dtypes: list[str]
+    """As attributes of torch are called."""
+    shapes: list[list[int]]
+
+
+Stage = OpenStream | JoinGroup | TakeTensors | TakeBroadcast
