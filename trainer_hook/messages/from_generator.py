@@ -117,6 +117,15 @@ class StageFailed(Message):
     """An engine was lost: a stream to the others may work."""
 
 
+class PartialsSaved(Message):
+    """The file that `SavePartials` asked for is there, or could not be written."""
+
+    number: int
+    num_groups: int
+    num_left_out: int
+    """Groups for which there was no room."""
+
+
 class Warned(Message):
     text: str
 

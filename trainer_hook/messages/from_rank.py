@@ -106,7 +106,7 @@ class Query(Message):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The run's part of a trainer's checkpoint: what `Query("state")` answers and `LoadState` brings back."""
+    """The run's part of a trainer's checkpoint: what `StateTaken` brings, and `LoadState` brings back."""
 
     step: int
     """Steps trained."""
@@ -118,15 +118,58 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Groups below the cursor that are not settled."""
     ends: dict[str, int]
     """Settled groups by outcome."""
+    handed: int = 0
+    """Groups trained since `version` was published."""
     data: str = ""
     """The data and its order, in words: group ids have a meaning only with them."""
+
+
+class TakeState(Message):
+    """Ask for the run's state; answered by `StateTaken`."""
+
+    request: int
+    payload: bool
+    """Finished groups are wanted whole."""
+    interrupt: bool
+    """Running requests are ended for a moment, so that all tokens so far are told."""
+
+
+class StateCopied(Message):
+    """All that `StateTaken` pointed to was copied; its leases end."""
+
+    snapshot: int
+    sequences: list[int]
+
+
+class KeptKind(StrEnum):
+    """What a checkpoint keeps of a group."""
+
+    RECORD = "record"
+    """All of it: it was finished."""
+    PARTIAL = "partial"
+    """The tokens that its samples had."""
+
+
+class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Where a kept group lies in a file, and how old its tokens are."""
+
+    group: int
+    kind: KeptKind
+    oldest_version: int
+    newest_version: int
+    offset: int
+    length: int
 
 
 class LoadState(Message):
     """Give the run the state of a checkpoint before its first batch; answered by `Reply`."""
 
     request: int
-    state: dict[str, Any]
+    state: dict[str, Any] | None
+    """None: the run's own beginning."""
+    kept_path: str = ""
+    """File of what the checkpoint kept of unfinished groups; the hub's to remove."""
+    kept: list[KeptEntry] = []
 
 
 class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True):

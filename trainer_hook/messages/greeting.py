@@ -46,6 +46,10 @@ class Welcome(Message):
     """How weights are pushed by default."""
     bucket_bytes: int = 512 << 20
     """Weights are gathered and sent in pieces of about this size."""
+    spool_dir: str = ""
+    """Folder for files that go between rank, hub and generator at a checkpoint."""
+    checkpoint_bytes: int = 0
+    """Most that a checkpoint keeps of unfinished groups."""
     columns: list[ExtraColumn] = []
     """What this run's records hold beyond the schema that all runs have."""
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from trainer_hook.messages.base import Message
-from trainer_hook.messages.from_rank import EvaluationOrder
+from trainer_hook.messages.from_rank import EvaluationOrder, KeptEntry
 from trainer_hook.messages.streaming import Stage
 
 
@@ -42,6 +42,19 @@ class Start(Message):
     groups: list[Assignment]
     payloads: list[bytes] = []
     """Where prompts are fed: what was fed for each of `groups`, as it came."""
+    kept_path: str = ""
+    kept: list[KeptEntry] = []
+    """Of some of `groups`, what a checkpoint kept in that file: they need not begin from nothing."""
+
+
+class SavePartials(Message):
+    """Write the tokens that samples under way have to a file; answered by `PartialsSaved`."""
+
+    number: int
+    path: str
+    limit_bytes: int
+    interrupt_s: float
+    """Longest wait for running requests to come back aborted with theirs; 0: they are left alone."""
 
 
 class Tail(Message):

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 
 from trainer_hook.messages.base import Message
+from trainer_hook.messages.from_generator import Commit
+from trainer_hook.messages.from_rank import RunState
 
 
 class Handout(Message):
@@ -92,6 +94,21 @@ class EvaluationPart(Message):
 class Reply(Message):
     request: int
     value: Any = None
+
+
+class StateTaken(Message):
+    """The run's state, the same for every rank that asks between the same two steps.
+
+    The rank copies what it is pointed to, and says so by `StateCopied`.
+    """
+
+    request: int
+    snapshot: int
+    state: RunState
+    partials_path: str = ""
+    """File of the tokens that samples under way have, a block of `trainer_hook.kept`."""
+    records: list[Commit] = []
+    """Finished groups; leased to the rank."""
 
 
 class Notice(Message):
