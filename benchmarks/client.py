@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import json
 import logging
 import os
@@ -54,7 +55,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def plan(*, quick: bool, slime: str | None) -> list[Row]:
     """All rows of a run."""
     rows = [Row(kind="idle")] + [Row(kind="decode", tokens=tokens) for tokens in (512, 4096)]
-    clients = ["pool", "httpx"] + (["slime"] if slime else [])
+    clients = ["pool"]
+    if importlib.util.find_spec("httpx"):
+        clients.append("httpx")
+    else:
+        print("httpx is left out: its package is missing (pip install 'fa-rollout[bench]')", file=sys.stderr)
+    if slime:
+        clients.append("slime")
     for tokens in (512, 4096):
         for in_flight, latency_s in ((32, 0.1), (512, 2.0), (4096, 10.0)):
             if quick and (in_flight == 4096 or (tokens, in_flight) == (4096, 32)):
