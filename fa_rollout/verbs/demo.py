@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-_MODEL_HELP = """tiny: two layers from random weights, about two minutes; smollm2: SmolLM2-135M-Instruct,
+_MODEL_HELP = """tiny: two layers from random weights, about a minute; smollm2: SmolLM2-135M-Instruct,
 slow on a CPU"""
 _ENGINE_HELP = """embedded, sglang (a real one on the CPU, see scripts/sglang_cpu), or sglang:URL of a running
 engine that serves the model folder of --output"""
