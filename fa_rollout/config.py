@@ -117,14 +117,14 @@ class Engine(_Section):
     """What samples."""
 
     urls: list[str] = []
-    """Addresses of running SGLang engines; empty: start the embedded engine."""
+    """Addresses of SGLang engines that run already; empty: engines are started, as `[launch]` says."""
     router: bool = False
-    """`urls` holds one router, whose workers are asked for."""
+    """`urls` holds one router, whose workers are asked for; or one is started in front of the engines."""
     model: str | None = None
-    """Folder of the model for the embedded engine, and of the tokenizer when that is not named."""
+    """Folder of the model for engines that are started, and of the tokenizer when that is not named."""
     tokenizer: str | None = None
     num_threads: Positive = 1
-    """CPU threads of the embedded engine."""
+    """CPU threads of an embedded engine."""
     max_concurrent_samples: Positive = 256
     """Per engine."""
     balance: Literal["least_loaded", "round_robin", "group", "sample"] = "least_loaded"
@@ -135,6 +135,36 @@ class Engine(_Section):
     request_timeout_s: Seconds = 600.0
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
     """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""
+
+
+class Launch(_Section):
+    """Engines that the run starts by itself where `engine.urls` is empty, and again when they die or hang."""
+
+    number: Positive = 1
+    server: Literal["embedded", "sglang"] = "embedded"
+    """`"sglang"`: `python -m sglang.launch_server`, or what `command` says."""
+    python: str | None = None
+    """Interpreter of the environment that SGLang is installed in; None: this one."""
+    command: list[str] | None = None
+    """Command line of an engine, in place of the usual one. In every word `{python}`, `{model}`, `{host}`,
+    `{port}` and `{place}` (0 for the first engine) are filled in."""
+    arguments: list[str] = []
+    """Further words of every engine's command line, filled in like `command`."""
+    gpus_per_engine: NotNegative = 0
+    """Each engine sees so many devices of its own (CUDA_VISIBLE_DEVICES); 0: all that the run sees."""
+    gpus: list[str] | None = None
+    """Devices that are shared out, in order; None: those of CUDA_VISIBLE_DEVICES, or 0, 1, 2 and so on."""
+    environment: dict[str, str] = {}
+    """Further variables of every engine, filled in like `command`."""
+    router_command: list[str] | None = None
+    """Command line of the router where `engine.router` is set, filled in like `command`; the word `{urls}`
+    becomes all engines' addresses. None: `python -m sglang_router.launch_router`."""
+    max_restarts: NotNegative = 3
+    """Of one engine within an hour. One that dies more often leaves the run; without any, the run ends."""
+    start_limit_s: Seconds = 600.0
+    """For an engine to answer its health check."""
+    silence_limit_s: Seconds = 120.0
+    """An SGLang that answers nothing for so long is taken for hung and started again."""
 
 
 class Evaluation(_Section):
@@ -190,7 +220,9 @@ class Run(_Section):
     """Where a run keeps its books and how it ends."""
 
     output_dir: str | None = None
-    """Folder for the event log; None: no log is kept."""
+    """Folder for the run's records: events, samples; None: none are kept."""
+    samples: Bytes | Literal["off"] = 1 << 30
+    """Bound of the log of samples in that folder: the oldest go when it is reached; `"off"`: none is kept."""
     grace_s: Seconds = 10.0
     generator_restarts: NotNegative = 5
     """Lives of the generator that may end by accident within ten minutes."""
@@ -198,7 +230,7 @@ class Run(_Section):
     """The `events.jsonl` of a run with the same data: its steps are given out again, the same groups to the
     same ranks in the same order."""
     heartbeat_s: Seconds = 10.0
-    """A generator silent for so long is taken for stopped and is replaced."""
+    """A generator silent for so long is taken for stopped and is replaced; a hub, and the run is over."""
 
 
 class Config(_Section):
@@ -209,6 +241,7 @@ class Config(_Section):
     reward: Reward
     sampling: Sampling = Sampling()
     engine: Engine = Engine()
+    launch: Launch = Launch()
     evaluation: Evaluation = Evaluation()
     record: Record = Record()
     ring: Ring = Ring()
@@ -227,14 +260,24 @@ def from_dict(tree: dict[str, Any]) -> Config:
     except msgspec.ValidationError as error:
         sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
         raise ConfigError(explained(str(error), sections | {"": Config})) from None
-    if not config.engine.urls and config.engine.model is None:
-        raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
+    _check_engines(config.engine, config.launch)
     if config.data.shard >= config.data.num_shards:
         found = f"{config.data.shard} of {config.data.num_shards}"
         raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
     _check_columns(config.record.columns)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config
+
+
+def _check_engines(engine: Engine, launch: Launch) -> None:
+    if not engine.urls and engine.model is None and launch.command is None:
+        raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
+    if launch.server == "embedded" and launch.command is not None:
+        raise ConfigError('launch.command goes with launch.server = "sglang", found "embedded"')
+    needed = launch.number * launch.gpus_per_engine
+    if launch.gpus is not None and len(launch.gpus) < needed:
+        found = f"{len(launch.gpus)} for {launch.number} x {launch.gpus_per_engine}"
+        raise ConfigError(f"launch.gpus must have launch.gpus_per_engine devices an engine, found {found}")
 
 
 def sampling_with(sampling: Sampling, changes: dict[str, Any]) -> Sampling:
@@ -265,19 +308,28 @@ def to_dict(config: Config) -> dict[str, Any]:
     return cast(dict[str, Any], msgspec.to_builtins(config))
 
 
-def load(path: str | Path) -> Config:
-    """Read a TOML file.
+def load(path: str | Path | None, changes: dict[str, dict[str, Any]] | None = None) -> Config:
+    """Read a TOML file; `changes` (section -> key -> value) are laid over it, or stand alone without one.
 
     Raises:
         ConfigError: the file is not there, is no TOML, or breaks a rule.
     """
+    tree: dict[str, Any] = {} if path is None else _read(path)
+    for section, values in (changes or {}).items():
+        below = tree.setdefault(section, {})
+        for key, value in values.items() if isinstance(below, dict) else ():
+            is_table = isinstance(value, dict) and isinstance(below.get(key), dict)
+            below[key] = below[key] | value if is_table else value
+    return from_dict(tree)
+
+
+def _read(path: str | Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} must be TOML: {error}") from error
-    return from_dict(tree)
 
 
 def _with_plain_quantities(tree: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fa_rollout.config import ConfigError, load
 from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import Plan, prepare
 from fa_rollout.demo.view import COLUMNS, View, cells
-from fa_rollout.engines.sglang_cpu.commands import HOST, free_port
+from fa_rollout.engines.service import HOST, free_port
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
 from fa_rollout.launcher.launch import Ended, Seat, launch

@@ -194,6 +194,8 @@ class Server:
                 message = m.decode(payload)
                 if isinstance(message, m.Stop):
                     self._end_within(message.grace_s, 0, message.reason)
+                elif isinstance(message, m.Ping):
+                    self.to_launcher(m.Pong(number=message.number))
                 elif self._hub.launcher is not None:
                     self._hub.launcher.receive(message)
         except ChannelError:

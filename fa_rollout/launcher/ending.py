@@ -62,10 +62,12 @@ def ending(
     hub_text: str = "",
     signum: int = 0,
     engine_text: str = "",
+    silent_s: float | None = None,
 ) -> Ending:
     """The row of the table for `cause`.
 
-    `trainer_code` and `hub_code` are None while that process runs, or where there is none.
+    `trainer_code` and `hub_code` are None while that process runs, or where there is none; `silent_s` is how
+    long a hub was silent that was ended for it.
     """
     drain_s, rest_s = grace_s * _DRAIN_SHARE, grace_s * (1 - _DRAIN_SHARE)
     match cause:
@@ -78,6 +80,8 @@ def ending(
             return Ending(exit_code=hub_code, text=hub_text, patience_s=drain_s, grace_s=rest_s)
         case Cause.HUB_LOST:
             how = "did not start in time" if hub_code is None else f"died (exit code {hub_code})"
+            if silent_s is not None:
+                how = f"did not answer for {silent_s:g} s (run.heartbeat_s) and was ended"
             text = f"the hub {how}, so the run is over; resume it from the trainer's checkpoint"
             # Ranks raise HubLost by themselves within two seconds; what hangs in a collective does not.
             drain_s, rest_s = min(_SHORT_S, drain_s), min(_SHORT_S, rest_s)

@@ -6,12 +6,12 @@ without a deadline, except for the trainer, which may train as long as it likes 
 
     who        is watched by    and when it dies
     trainer    pidfd            the hub is asked to stop; exit code is the trainer's
-    hub        pidfd, channel   trainer gets SIGTERM, then SIGKILL; exit 70
+    hub        pidfd, channel,  trainer gets SIGTERM, then SIGKILL; exit 70
+               a ping a second
     engine     pidfd            started again on the same port, three times; then exit 69
     launcher   hub and engine   both end; ranks raise HubLost
 """
 
-import logging
 import select
 import signal
 import sys
@@ -25,16 +25,13 @@ from typing import Self
 from fa_rollout.config import Config, to_dict
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.ending import Cause, Ending, ending
-from fa_rollout.launcher.engine import EngineKeeper
+from fa_rollout.launcher.engines import Engines
 from fa_rollout.launcher.hub_process import RunNames, start_hub
+from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.launcher.signals import Signals
-from shm.channel import Channel
-from shm.errors import ChannelError
-from trainer_hook.messages import HubReady, Message, Notice, RunEnded, Stop, decode, encode
-
-logger = logging.getLogger(__name__)
+from trainer_hook.messages import ChangeEngines, HubReady, RunEnded, Stop
 
 START_DEADLINE_S = 60.0
 """For the hub to listen. It neither loads a model nor reads the data for that."""
@@ -95,13 +92,9 @@ class _Launch:
         self._directory, self._signals, self._seat = directory, signals, seat
         self._names = RunNames()
         self._before = set(children())
-        self._engine: EngineKeeper | None = None
-        self._hub: Child | None = None
+        self._engines: Engines | None = None
+        self._hub: HubWatch | None = None
         self._trainer: Child | None = None
-        self._channel: Channel | None = None
-        self._ready: HubReady | None = None
-        self._books: RunEnded | None = None
-        self._hub_is_gone = False
         self._is_winding_down = False
 
     def go(self) -> Ended:
@@ -114,11 +107,13 @@ class _Launch:
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self) -> Cause | None:
-        """Engine, hub, trainer, each when the one before listens; returns what went wrong."""
+        """Engines, hub, trainer, each when the ones before listen; returns what went wrong."""
         if not self._config.engine.urls:
-            self._engine = EngineKeeper(self._config.engine, log=self._log("engine"), say=self._seat.say)
-            self._wait(lambda: self._engine_url is not None or self._event() is not None)
-            if self._engine_url is None:
+            self._engines = Engines(
+                self._config, log=self._engine_log, say=self._seat.say, change=self._change_engine
+            )
+            self._wait(lambda: self._engine_urls is not None or self._event() is not None)
+            if self._engine_urls is None:
                 return self._event()
         self._start_hub()
         deadline = time.monotonic() + START_DEADLINE_S
@@ -140,17 +135,38 @@ class _Launch:
             self._trainer = Child.start("trainer", self._command, environment=environment, log=log)
 
     @property
-    def _engine_url(self) -> str | None:
-        return None if self._engine is None else self._engine.url
+    def _engine_urls(self) -> list[str] | None:
+        return None if self._engines is None else self._engines.urls
 
     def _start_hub(self) -> None:
         tree = to_dict(self._config)
-        if self._engine_url is not None:
-            tree["engine"]["urls"] = [self._engine_url]
-        self._hub, self._channel = start_hub(tree, self._names, self._directory, log=self._log("hub"))
+        if self._engine_urls is not None:
+            tree["engine"]["urls"] = self._engine_urls
+        child, channel = start_hub(tree, self._names, self._directory, log=self._log("hub"))
+        self._hub = HubWatch(child, channel, limit_s=self._config.run.heartbeat_s, say=self._seat.say)
+
+    def _change_engine(self, url: str, joins: bool) -> None:
+        if self._hub is not None:
+            self._hub.send(ChangeEngines(request=0, url=url, joins=joins, drain_s=0.0))
 
     def _log(self, name: str) -> Path | None:
         return None if self._seat.logs is None else self._seat.logs / f"{name}.log"
+
+    def _engine_log(self, name: str) -> Path | None:
+        """Engines say much: not on the terminal, where there is another place."""
+        folder = self._seat.logs or self._config.run.output_dir
+        if folder is None:
+            return None
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return Path(folder, name)
+
+    @property
+    def _ready(self) -> HubReady | None:
+        return None if self._hub is None else self._hub.ready
+
+    @property
+    def _books(self) -> RunEnded | None:
+        return None if self._hub is None else self._hub.books
 
     # --- watch ------------------------------------------------------------------------------------------
 
@@ -169,9 +185,9 @@ class _Launch:
             return Cause.TRAINER
         if self._books is not None and (self._books.exit_code or self._trainer is None):
             return Cause.HUB_ENDED
-        if self._books is None and self._hub_is_gone:
+        if self._books is None and self._hub is not None and self._hub.is_gone:
             return Cause.HUB_LOST
-        if self._books is None and self._engine is not None and self._engine.obituary:
+        if self._books is None and self._engines is not None and self._engines.obituary:
             return Cause.ENGINE_LOST
         # With the books closed in order the trainer may evaluate and save for as long as it needs.
         return None if trainer_code is None else Cause.TRAINER
@@ -190,56 +206,27 @@ class _Launch:
     def _poll(self, timeout_s: float) -> None:
         poll = select.poll()
         poll.register(self._signals.fileno(), select.POLLIN)
-        engine = None if self._engine is None else self._engine.child
-        if self._engine is not None and self._engine.ready_fd >= 0:
-            poll.register(self._engine.ready_fd, select.POLLIN)
-        for child in (self._trainer, self._hub, engine):
-            if child is not None and child.pidfd >= 0 and child.exit_code is None:
-                poll.register(child.pidfd, select.POLLIN)
-        if self._channel is not None:
-            wanted = select.POLLIN | (select.POLLOUT if self._channel.wants_write else 0)
-            poll.register(self._channel.fileno(), wanted)
+        trainer = self._trainer
+        if trainer is not None and trainer.pidfd >= 0 and trainer.exit_code is None:
+            poll.register(trainer.pidfd, select.POLLIN)
+        for party in (self._engines, self._hub):
+            if party is not None:
+                party.register(poll)
         poll.poll(timeout_s * 1000)
 
     def _look(self) -> None:
         self._signals.drain()
-        # In this order: what the hub said before it died must be read before its death counts.
-        hub_is_gone = self._hub is not None and self._hub.exit_code is not None
-        self._hear_hub()
-        self._hub_is_gone = hub_is_gone
-        if self._engine is not None and not self._is_winding_down:
-            self._engine.look()
+        if self._hub is not None:
+            self._hub.look()
+        if self._engines is not None and not self._is_winding_down:
+            self._engines.look()
         self._seat.tick()
-
-    def _hear_hub(self) -> None:
-        if self._channel is None:
-            return
-        try:
-            self._channel.flush()
-            for payload in self._channel.read_ready():
-                self._take(decode(payload))
-        except ChannelError as error:
-            # An end of file is a hint only: the hub's pidfd says when it is gone.
-            logger.debug("hub_channel=closed reason=%s", error)
-            self._channel.close()
-            self._channel = None
-
-    def _take(self, message: Message) -> None:
-        match message:
-            case HubReady():
-                self._ready = message
-            case Notice():
-                self._seat.say(message.text)
-            case RunEnded():
-                self._books = message
-            case _:
-                logger.warning("hub_message=%s event=unexpected", type(message).__name__)
 
     # --- end --------------------------------------------------------------------------------------------
 
     def _plan(self, cause: Cause) -> Ending:
         books, hub = self._books, self._hub
-        hub_code = None if hub is None else hub.exit_code
+        hub_code = None if hub is None else hub.child.exit_code
         return ending(
             cause,
             grace_s=self._config.run.grace_s,
@@ -247,7 +234,8 @@ class _Launch:
             hub_code=hub_code if books is None else books.exit_code,
             hub_text="" if books is None else books.text,
             signum=self._signals.received[0] if self._signals.received else 0,
-            engine_text=(self._engine and self._engine.obituary) or "",
+            engine_text=(self._engines and self._engines.obituary) or "",
+            silent_s=self._config.run.heartbeat_s if hub is not None and hub.was_silent else None,
         )
 
     def _wind_down(self, plan: Ending) -> None:
@@ -264,20 +252,18 @@ class _Launch:
             return child.exit_code is not None
 
         total_s = plan.patience_s + plan.grace_s
-        self._ask_hub_to_stop(plan.text, total_s)
+        if self._hub is not None:
+            self._hub.send(Stop(grace_s=total_s, reason=plan.text), urgent=True)
         if self._trainer is not None and not wait(self._trainer, plan.patience_s):
             self._trainer.signal(signal.SIGTERM)
             wait(self._trainer, total_s)
-        if self._hub is not None and not wait(self._hub, total_s + _LAST_WORD_S):
+        if self._hub is not None and not wait(self._hub.child, total_s + _LAST_WORD_S):
             self._seat.say(f"the hub did not end within {total_s + _LAST_WORD_S:.0f} s and is killed")
-        if self._engine is not None:
-            self._engine.terminate()
-            if self._engine.child is not None:
-                wait(self._engine.child, time.monotonic() - started + _ENGINE_GRACE_S)
-
-    def _ask_hub_to_stop(self, reason: str, grace_s: float) -> None:
-        if self._channel is not None:
-            self._channel.queue(encode(Stop(grace_s=grace_s, reason=reason)), urgent=True)
+        engines = self._engines
+        if engines is not None:
+            engines.terminate()
+            deadline_s = time.monotonic() + _ENGINE_GRACE_S
+            self._wait(lambda: engines.have_ended or len(self._signals.received) > num_signals, deadline_s)
 
     def __enter__(self) -> Self:
         return self
@@ -286,11 +272,9 @@ class _Launch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Kill whatever is left, however the run ended, and wait for it."""
-        for child in (self._trainer, self._hub):
-            if child is not None:
-                child.end()
-        if self._engine is not None:
-            self._engine.close()
+        if self._trainer is not None:
+            self._trainer.end()
+        for party in (self._hub, self._engines):
+            if party is not None:
+                party.close()
         end_orphans(self._before, _ORPHAN_GRACE_S)
-        if self._channel is not None:
-            self._channel.close()

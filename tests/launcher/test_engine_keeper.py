@@ -12,7 +12,10 @@ import pytest
 
 from fa_rollout import config
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.launcher.engine import MAX_RESTARTS, EngineKeeper
+from fa_rollout.launcher.engine import EngineKeeper
+from fa_rollout.launcher.program import engines
+
+MAX_RESTARTS = 2
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,17 @@ def look_until(keeper: EngineKeeper, condition: Callable[[], bool], timeout_s: f
         time.sleep(0.01)
 
 
+def keep(model: Path, log: Path, said: list[str]) -> EngineKeeper:
+    tree = {
+        "data": {"path": "prompts.jsonl"},
+        "rollout": {"num_steps": 1, "groups_per_step": 1, "samples_per_group": 1},
+        "reward": {"function": "task.reward"},
+        "engine": {"model": str(model)},
+    }
+    (program,) = engines(config.from_dict(tree))
+    return EngineKeeper(program, start_limit_s=60.0, max_restarts=MAX_RESTARTS, log=log, say=said.append)
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []
@@ -36,7 +50,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def keeper(model: Path, said: list[str], tmp_path: Path) -> Iterator[EngineKeeper]:
-    keeper = EngineKeeper(config.Engine(model=str(model)), log=tmp_path / "engine.log", say=said.append)
+    keeper = keep(model, tmp_path / "engine.log", said)
     yield keeper
     keeper.close()
 
@@ -51,7 +65,7 @@ def test_a_killed_engine_comes_back_on_the_same_address_and_not_for_ever(
         assert keeper.child is not None
         os.kill(keeper.child.pid, signal.SIGKILL)
         look_until(keeper, lambda: len(said) == life + 1)  # noqa: B023
-        look_until(keeper, lambda: keeper.ready_fd < 0)
+        look_until(keeper, lambda: keeper.is_up)
         assert keeper.url == url
         with urllib.request.urlopen(f"{url}/model_info", timeout=10) as reply:
             assert reply.status == 200
@@ -65,7 +79,7 @@ def test_a_killed_engine_comes_back_on_the_same_address_and_not_for_ever(
 def test_an_engine_that_cannot_start_is_told_with_its_last_lines_and_not_tried_again(
     tmp_path: Path, said: list[str]
 ) -> None:
-    keeper = EngineKeeper(config.Engine(model=str(tmp_path)), log=tmp_path / "engine.log", say=said.append)
+    keeper = keep(tmp_path, tmp_path / "engine.log", said)
     look_until(keeper, lambda: keeper.obituary is not None)
     assert "last lines" in str(keeper.obituary)
     assert said == []

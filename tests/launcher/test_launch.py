@@ -120,6 +120,15 @@ def test_a_killed_hub_ends_the_trainer_with_one_clear_message(start: Callable[..
     assert "Traceback" not in launch.stderr
 
 
+def test_a_hub_that_stands_still_is_noticed_and_ended(start: Callable[..., Launch], tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(config.read_text().replace("grace_s = 3", "grace_s = 3\nheartbeat_s = 1"))
+    launch = start("sh", "-c", PATIENT).up()
+    launch.child("fa_rollout.hub").suspend()
+    assert launch.end() == 70
+    assert launch.stderr.count("the hub did not answer for 1 s (run.heartbeat_s) and was ended") == 1
+
+
 def test_a_killed_launcher_takes_hub_and_generator_along(start: Callable[..., Launch]) -> None:
     launch = start("sh", "-c", PATIENT).up()
     trainer = launch.child("sleep")

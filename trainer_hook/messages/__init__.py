@@ -6,6 +6,7 @@ refused as a `ChannelError`, never guessed at. A module for each direction. A me
 """
 
 from trainer_hook.messages.base import PROTOCOL, Message, Ping, Pong, Stop
+from trainer_hook.messages.engines import ChangeEngines, EnginesChanged
 from trainer_hook.messages.from_generator import (
     Commit,
     Dispatched,
@@ -103,6 +104,7 @@ __all__ = [
     "Audience",
     "Batch",
     "CancelEvaluation",
+    "ChangeEngines",
     "Collect",
     "Commit",
     "ContinueEngines",
@@ -114,6 +116,7 @@ __all__ = [
     "Ended",
     "EngineFigures",
     "EngineStage",
+    "EnginesChanged",
     "EnginesPaused",
     "Evaluate",
     "Evaluated",

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from fa_rollout.engines.service import ServiceError, free_port
 from fa_rollout.engines.sglang_cpu import commands
 from fa_rollout.engines.sglang_cpu.commands import SGLangError
 from fa_rollout.engines.sglang_cpu.launch import START_TIMEOUT_S, last_lines
-from fa_rollout.engines.sglang_cpu.supervisor import Supervisor
+from fa_rollout.engines.supervisor import Supervisor
 
 _STOP_S = 20.0
 
@@ -48,13 +49,13 @@ def _add_common(verb: argparse.ArgumentParser) -> None:
 
 
 def supervise(arguments: argparse.Namespace, options: list[str]) -> int:
-    port = arguments.port or commands.free_port()
+    port = arguments.port or free_port()
     if arguments.verb == "route":
         services = [commands.router(arguments.worker_urls, port=port, options=options)]
     else:
         services = [commands.server(arguments.model, port=port, threads=arguments.threads, options=options)]
         if arguments.router:
-            services.append(commands.router([services[0].url], port=commands.free_port()))
+            services.append(commands.router([services[0].url], port=free_port()))
     with (
         (arguments.log or Path("/dev/stderr")).open("ab", buffering=0) as log,
         Supervisor(services, log=log, parent_pid=arguments.parent_pid) as supervisor,
@@ -64,7 +65,7 @@ def supervise(arguments: argparse.Namespace, options: list[str]) -> int:
 
 def start(arguments: argparse.Namespace, options: list[str]) -> int:
     """Start a supervisor that outlives this command, wait until the server works, and note it down."""
-    port = arguments.port or commands.free_port()
+    port = arguments.port or free_port()
     notes().mkdir(parents=True, exist_ok=True)
     log = arguments.log or notes() / f"{port}.log"
     log.write_bytes(b"")
@@ -134,7 +135,7 @@ def main(words: list[str]) -> int:
         if arguments.verb == "stop":
             return stop(arguments.port)
         return start(arguments, options) if arguments.verb == "start" else supervise(arguments, options)
-    except SGLangError as error:
+    except ServiceError as error:
         print(f"sglang_cpu: {error}", file=sys.stderr)
         return 1
 

@@ -5,31 +5,16 @@ under which SGLang 0.5.15 runs on a plain CPU: torch's own attention, float32, n
 """
 
 import os
-import random
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from shm.errors import FaRolloutError
+from fa_rollout.engines.service import HOST, Service, ServiceError, free_port
 
-HOST = "127.0.0.1"
 VENV_VARIABLE = "FA_ROLLOUT_SGLANG_VENV"
 
 
-class SGLangError(FaRolloutError, RuntimeError):
+class SGLangError(ServiceError):
     """A real SGLang server, or router, that is not installed or does not come up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """One process to be run, and where it tells that it works."""
-
-    name: str
-    command: list[str]
-    url: str
-    health_path: str
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 def venv() -> Path:
@@ -83,26 +68,3 @@ def router(worker_urls: Sequence[str], *, port: int, options: Sequence[str] = ()
         url=f"http://{HOST}:{port}",
         health_path="/readiness",
     )
-
-
-def free_port() -> int:
-    """A port that nobody listens on now, nor on the one 10000 above, which SGLang wants too.
-
-    Below those that the kernel hands out for connections, so that it stays free for a while.
-
-    Raises:
-        SGLangError: none was found.
-    """
-    for port in random.sample(range(20000, 31000), k=100):
-        if _is_free(port) and _is_free(port + 10000):
-            return port
-    raise SGLangError("a port between 20000 and 31000 must be free, found none in 100 tries")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fa_rollout.engines.service import free_port
 from fa_rollout.engines.sglang_cpu import commands
 from fa_rollout.engines.sglang_cpu.commands import SGLangError
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
@@ -25,8 +26,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRe
 """
 SUPERVISOR = """
 import os, sys
-from fa_rollout.engines.sglang_cpu.commands import Service, free_port
-from fa_rollout.engines.sglang_cpu.supervisor import Supervisor
+from fa_rollout.engines.service import Service, free_port
+from fa_rollout.engines.supervisor import Supervisor
 port = free_port()
 command = [sys.executable, "-c", sys.argv[1], str(port)]
 service = Service(name="a service", command=command, url=f"http://127.0.0.1:{port}", health_path="/")
@@ -105,7 +106,7 @@ def test_what_is_not_installed_says_how_to_install_it(
 
 
 def test_ports_are_free_and_leave_room_for_the_port_that_sglang_adds() -> None:
-    assert all(20000 <= commands.free_port() < 31000 for _ in range(20))
+    assert all(20000 <= free_port() < 31000 for _ in range(20))
 
 
 @pytest.mark.sglang

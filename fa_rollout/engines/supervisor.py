@@ -2,29 +2,32 @@
 
 In: services, a parent to outlive by no more than a moment. Out: an exit status; a line of JSON once all of
 them work. Invariant: only processes below this one are ever signalled, and when it ends none of them is
-left, nor their files in /dev/shm and /tmp. Never by SIGTERM: SGLang 0.5.15 then waits for requests that it
-refused.
+left, nor their files in /dev/shm and /tmp; should it be killed, the next start takes the files away. Never by
+SIGTERM: SGLang 0.5.15 then waits for requests that it refused.
+
+    python -m fa_rollout.engines.supervisor --url URL [--health-path P] [--silence S] -- COMMAND ...
 """
 
+import argparse
 import ctypes
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
+import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
+from urllib.parse import urlsplit
 
 import psutil
 
-from fa_rollout.engines.sglang_cpu.commands import Service, SGLangError
+from fa_rollout.engines.alive import Listener, Question
+from fa_rollout.engines.service import Service, ServiceError
+from fa_rollout.launcher.rundir import RunDirectory
 
 _HEALTH_TIMEOUT_S = 25.0
 """SGLang's own limit for the token that a health check makes is 20 s."""
@@ -34,8 +37,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = "multiprocessing.resource_tracker"
 _LIBC = ctypes.CDLL(None)
-# Proxy variables of the environment must not catch loopback traffic.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class _Told(Exception):
@@ -45,29 +46,38 @@ class _Told(Exception):
 class Supervisor:
     """Owns the processes of some services; use it as a context manager."""
 
-    def __init__(self, services: Sequence[Service], *, log: IO[bytes], parent_pid: int | None) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        log: IO[bytes] | None,
+        parent_pid: int | None,
+        silence_s: float | None = None,
+    ) -> None:
+        """`log`: None: where this process's output goes. `silence_s`: a service that answers nothing for so
+        long is taken for hung; None: never."""
         self._services = services
         self._log = log
         self._parent = None if parent_pid is None else os.pidfd_open(parent_pid)
+        self._silence_s = silence_s
         self._children: list[subprocess.Popen[bytes]] = []
         self._files: set[Path] = set()
         self._is_told = False
         # Not below TMPDIR: the paths of SGLang's sockets may have 107 characters.
-        self._scratch = tempfile.mkdtemp(prefix="fa_rollout-sglang-", dir="/tmp")
+        self._scratch = RunDirectory.create(Path("/tmp"))
 
     def run(self, ready_fd: int | None, timeout_s: float) -> int:
         """Start, announce, watch; 0 when told to end, 1 when a service ended by itself.
 
         Raises:
-            SGLangError: a service does not come up within `timeout_s`.
+            ServiceError: a service does not come up within `timeout_s`, or was silent for too long.
         """
         try:
             for service in self._services:
                 self._children.append(self._start(service))
                 self._await_health(service, time.monotonic() + timeout_s)
             self._announce(ready_fd)
-            while all(child.poll() is None for child in self._children):
-                self._rest(_POLL_S)
+            self._watch()
         except _Told:
             return 0
         return 1
@@ -75,31 +85,49 @@ class Supervisor:
     def _start(self, service: Service) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             service.command,
-            env={**os.environ, "TMPDIR": self._scratch, **service.environment},
+            env={**os.environ, "TMPDIR": str(self._scratch.path), **service.environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            cwd=self._scratch,
+            cwd=service.folder or self._scratch.path,
             preexec_fn=_die_with_parent,
+            # It holds the scratch folder's lock for as long as it lives.
+            pass_fds=[self._scratch.lock_fd],
         )
 
     def _await_health(self, service: Service, deadline: float) -> None:
         child = self._children[-1]
-        while not _is_well(service):
+        while not self._is_well(service):
             self._note_files()
             if child.poll() is not None:
-                raise SGLangError(f"{service.name} must come up, it ended with status {child.returncode}")
+                raise ServiceError(f"{service.name} must come up, it ended with status {child.returncode}")
             if time.monotonic() > deadline:
-                raise SGLangError(f"{service.name} must answer {service.url}{service.health_path} in time")
+                raise ServiceError(f"{service.name} must answer {service.url}{service.health_path} in time")
             self._rest(_POLL_S)
         self._note_files()
 
+    def _is_well(self, service: Service) -> bool:
+        question = Question(service.url, service.health_path, _HEALTH_TIMEOUT_S)
+        while not question.is_over:
+            self._rest(_POLL_S / 10)
+        return question.status == 200
+
     def _announce(self, ready_fd: int | None) -> None:
-        line = json.dumps({"urls": [service.url for service in self._services], "pid": os.getpid()})
+        urls = [service.url for service in self._services]
+        line = json.dumps({"urls": urls, "url": urls[0], "port": urlsplit(urls[0]).port, "pid": os.getpid()})
         print(line, flush=True)
         if ready_fd is not None:
             os.write(ready_fd, line.encode() + b"\n")
             os.close(ready_fd)
+
+    def _watch(self) -> None:
+        """Until a service ends."""
+        limit_s = self._silence_s
+        listeners = [] if limit_s is None else [Listener(service, limit_s) for service in self._services]
+        while all(child.poll() is None for child in self._children):
+            self._rest(_POLL_S)
+            for listener in listeners:
+                listener.look()
 
     def _rest(self, seconds: float) -> None:
         """Sleep; raises _Told when there is a reason to end."""
@@ -132,7 +160,7 @@ class Supervisor:
             child.wait()
         for file in self._files:
             file.unlink(missing_ok=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     def __enter__(self) -> "Supervisor":
         def tell(number: int, frame: FrameType | None) -> None:
@@ -149,7 +177,7 @@ class Supervisor:
 
 
 def _die_with_parent() -> None:
-    """The last resort, should this process be killed: its one thread is the one that starts children."""
+    """The last resort, should this process be killed: the thread that starts children is its main one."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -161,9 +189,34 @@ def _kill_unless_tracker(process: psutil.Process) -> None:
         return
 
 
-def _is_well(service: Service) -> bool:
+def main(words: list[str]) -> int:
+    """Run one service under a supervisor."""
+    parser = argparse.ArgumentParser(prog="python -m fa_rollout.engines.supervisor")
+    parser.add_argument("--name", default="the server")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--health-path", default="/health")
+    parser.add_argument("--timeout", type=float, required=True, metavar="S", help="for the start")
+    parser.add_argument("--silence", type=float, metavar="S", help="longest time without any answer")
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--parent-pid", type=int)
+    cut = words.index("--")
+    arguments = parser.parse_args(words[:cut])
+    service = Service(
+        name=arguments.name,
+        command=words[cut + 1 :],
+        url=arguments.url,
+        health_path=arguments.health_path,
+        folder=Path.cwd(),
+    )
     try:
-        with _OPENER.open(service.url + service.health_path, timeout=_HEALTH_TIMEOUT_S) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+        with Supervisor(
+            [service], log=None, parent_pid=arguments.parent_pid, silence_s=arguments.silence
+        ) as supervisor:
+            return supervisor.run(arguments.ready_fd, arguments.timeout)
+    except (ServiceError, OSError) as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

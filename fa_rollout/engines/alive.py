@@ -1,0 +1,74 @@
+"""Whether a server answers, asked beside other work. No HTTP library: the launcher's family stays light.
+
+Invariant: asking never holds the asker up; time in which the asker itself did not look is no silence.
+"""
+
+import http.client
+import threading
+import time
+from urllib.parse import urlsplit
+
+from fa_rollout.engines.service import Service, ServiceError
+
+_PATH = "/model_info"
+"""Answered in a pause too, when a health check would be silent."""
+_ASK_EVERY_S = 5.0
+_LONGEST_LOOK_S = 2.0
+"""Between two looks; what is beyond that was not spent waiting."""
+
+
+class Question:
+    """One GET, in a thread of its own."""
+
+    def __init__(self, url: str, path: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        # Proxy variables of the environment do not reach http.client.
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+        self._path = path
+        self.status: int | None = None
+        """None while no answer came, or if none will."""
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            self._connection.request("GET", self._path)
+            self.status = self._connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            self._connection.close()
+
+
+class Listener:
+    """Notices when a server that works stops answering: one that hangs is as bad as one that died."""
+
+    def __init__(self, service: Service, limit_s: float) -> None:
+        self._service = service
+        self._limit_s = limit_s
+        self._question: Question | None = None
+        self._looked_s = time.monotonic()
+        self._silent_s = 0.0
+
+    def look(self) -> None:
+        """To be called a few times a second.
+
+        Raises:
+            ServiceError: no answer of any kind came for the limit.
+        """
+        now_s = time.monotonic()
+        self._silent_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
+        self._looked_s = now_s
+        if self._question is not None and self._question.is_over:
+            if self._question.status is not None:
+                self._silent_s = 0.0
+            self._question = None
+        if self._silent_s > self._limit_s:
+            name, url = self._service.name, self._service.url
+            raise ServiceError(f"{name} must answer at {url}; it was silent for {self._limit_s:g} s")
+        if self._question is None and self._silent_s >= min(_ASK_EVERY_S, self._limit_s / 4):
+            self._question = Question(self._service.url, _PATH, self._limit_s)

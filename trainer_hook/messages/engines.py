@@ -1,0 +1,28 @@
+"""Engines that come and go while a run goes on: asked by people and the launcher, done by the generator."""
+
+from trainer_hook.messages.base import Message
+
+
+class ChangeEngines(Message):
+    """An engine joins, or leaves. An observer's is answered by `Reply` when it is done, or `Refused`; the
+    launcher's is not answered; the hub's to the generator by `EnginesChanged`."""
+
+    request: int
+    url: str
+    joins: bool
+    """It gets requests as soon as it holds the current weights. False: it gets no more."""
+    drain_s: float = 0.0
+    """Longest wait for the requests that an engine which leaves still has; then they go on elsewhere."""
+
+
+class EnginesChanged(Message):
+    """The generator's answer."""
+
+    request: int
+    url: str
+    error: str | None
+    """Why nothing was changed."""
+    engines: list[str]
+    """All that are asked now."""
+    concurrency: int
+    """Samples that they take at once."""
