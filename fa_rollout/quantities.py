@@ -1,7 +1,7 @@
 """Sizes and times as people write them: `"8GiB"`, `"30s"`. In: tables of a run. Out: plain numbers."""
 
 import re
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -32,9 +32,14 @@ def with_plain_quantities(section: type, table: dict[str, Any], name: str) -> di
     }
 
 
+def is_quantity(hint: Any) -> bool:
+    """Whether a type is a size or a time, alone or inside a union."""
+    return _quantity(hint) is not None
+
+
 def _plain(key: str, hint: Any, value: Any) -> Any:
     quantity = _quantity(hint)
-    if quantity is None or not isinstance(value, str):
+    if quantity is None or not isinstance(value, str) or value in _words(hint):
         return value
     units = quantity["units"]
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
@@ -44,6 +49,11 @@ def _plain(key: str, hint: Any, value: Any) -> Any:
         )
     number = float(match[1]) * units[match[2].lower()]
     return int(number) if units is _SIZES else number
+
+
+def _words(hint: Any) -> tuple[Any, ...]:
+    """Words that stand for themselves, such as `"off"`, in a union with a quantity."""
+    return tuple(word for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part))
 
 
 def _quantity(hint: Any) -> dict[str, Any] | None:

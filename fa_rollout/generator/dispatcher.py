@@ -43,9 +43,11 @@ class Dispatcher:
         send: Callable[[Message], None],
         published_version: Callable[[], int],
         sending: Gate,
+        on_ended: Callable[[Job, Ending], None] = lambda job, ending: None,
     ) -> None:
         """
         Args:
+            on_ended: takes each group that became no record, and why.
             capacity: samples that the engines take at once.
             sending: the gate of requests; it is closed while engines stand still.
         """
@@ -56,6 +58,7 @@ class Dispatcher:
         self._send = send
         self._published_version = published_version
         self._sending = sending
+        self._on_ended = on_ended
         self.gate = Gate(on_open=self._pump)
         """What holds the dispatch of groups."""
         self._runner: GroupRunner | None = None
@@ -198,6 +201,7 @@ class Dispatcher:
             job.end(ending)
 
     def _settle(self, job: Job, ending: Ending) -> None:
+        self._on_ended(job, ending)
         self._send(
             Settled(
                 group=job.assignment.group,

@@ -29,6 +29,7 @@ from fa_rollout.generator.outbox import Outbox
 from fa_rollout.generator.pulse import Figures
 from fa_rollout.generator.requester import PartialPolicy, Requester
 from fa_rollout.generator.rollout import Rollout
+from fa_rollout.generator.sample_log import SampleLog
 from fa_rollout.generator.startup import Parts
 from fa_rollout.generator.updates import EngineUpdates, pause_mode
 from fa_rollout.generator.versions import VersionBook
@@ -57,6 +58,9 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
+        self._samples = SampleLog(
+            config.run, name=run, incarnation=resume.incarnation, warn=lambda t: link.send(m.Warned(text=t))
+        )
         self._capacity = _capacity(config, parts.pool)
         self._dispatcher = Dispatcher(
             capacity=self._capacity,
@@ -65,6 +69,7 @@ class Generator:
             send=link.send,
             published_version=lambda: book.published,
             sending=self._sending,
+            on_ended=self._samples.ended,
         )
         self._requester = Requester(
             parts.pool,
@@ -93,6 +98,7 @@ class Generator:
             executor=executor,
             group_filter=parts.group_filter,
             outbox=self._outbox,
+            log=self._samples,
         )
         self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
         self._updates = EngineUpdates(
@@ -111,6 +117,7 @@ class Generator:
             running = [
                 services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),
                 services.create_task(self._updates.run(), name="updates"),
+                services.create_task(self._samples.run(), name="sample-log"),
                 services.create_task(self._obey(services), name="hub"),
             ]
             self._link.send(self._ready())

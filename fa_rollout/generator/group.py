@@ -25,6 +25,7 @@ from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.execution import Executions, Executor, Order, Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
+from fa_rollout.generator.sample_log import COMMITTED, SampleLog
 from fa_rollout.sample import Sample
 from shm.errors import RecordTooLarge
 from trainer_hook.messages import Settlement
@@ -41,6 +42,7 @@ class GroupRunner:
         executor: Executor,
         group_filter: GroupFilter | None,
         outbox: Outbox,
+        log: SampleLog,
     ) -> None:
         self._config = config
         self._source = source
@@ -49,6 +51,7 @@ class GroupRunner:
         bound = config.rollout.max_rejections or default_bound(len(source))
         self._rejections = RejectionBound(config.rollout.filter or "", bound)
         self._outbox = outbox
+        self._log = log
 
     async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
         """Carry a group out; None when it is committed.
@@ -57,19 +60,23 @@ class GroupRunner:
             EndlessRejection: the filter has rejected too many groups in a row.
             Exception: what user code raised in a custom generate function.
         """
-        started_s = time.monotonic()
+        job.started_s = time.monotonic()
         executions: Executions = []
         try:
             async with deadline:
                 row = self._source.row(job.assignment.prompt_index)
-                executions = await self._executor.execute(job, slot, self._order(row))
+                job.label = row.label
+                order = self._order(row)
+                job.prompt_ids = order.prompt_ids
+                executions = await self._executor.execute(job, slot, order)
                 scores = await self._executor.score(executions)
             samples = [sample for execution in executions for sample in execution]
             rejected = self._judge(executions)
             if rejected is not None:
                 return _ending(Settlement.FILTERED, rejected, executions)
-            record = self._record(job, row, samples, scores, started_s)
+            record = self._record(job, row, samples, scores)
             await self._outbox.put(record)
+            self._log.write(job, COMMITTED, samples)
         except (SampleFailed, ClientError, PromptError, RecordTooLarge) as error:
             return _ending(Settlement.FAILED, _reason(error), executions)
         return None
@@ -93,9 +100,7 @@ class GroupRunner:
         self._rejections.record(verdict)
         return verdict.reason if verdict.outcome is FilterOutcome.REJECTED else None
 
-    def _record(
-        self, job: Job, row: Row, samples: list[Sample], scores: list[float], started_s: float
-    ) -> GroupRecord:
+    def _record(self, job: Job, row: Row, samples: list[Sample], scores: list[float]) -> GroupRecord:
         assignment = job.assignment
         identity = Identity(
             group=assignment.group,
@@ -107,16 +112,20 @@ class GroupRunner:
             metadata=row.metadata,
             temperature=self._config.sampling.temperature,
             top_p=self._config.sampling.top_p,
-            started_s=started_s,
+            started_s=job.started_s,
         )
         extra = self._config.record.columns
         return build_record(samples, identity, scores, time.monotonic(), extra)
 
 
 def _ending(outcome: Settlement, reason: str, executions: Executions) -> Ending:
-    lengths = [len(sample.response_ids) for execution in executions for sample in execution]
+    samples = tuple(sample for execution in executions for sample in execution)
+    lengths = [len(sample.response_ids) for sample in samples]
     return Ending(
-        outcome=outcome, reason=reason, mean_response_len=float(np.mean(lengths)) if lengths else 0.0
+        outcome=outcome,
+        reason=reason,
+        mean_response_len=float(np.mean(lengths)) if lengths else 0.0,
+        samples=samples,
     )
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
+from fa_rollout.sample import IntArray, Sample
 from trainer_hook.messages import Assignment, Settlement
 
 
@@ -13,6 +15,8 @@ class Ending:
     outcome: Settlement
     reason: str
     mean_response_len: float = 0.0
+    samples: tuple[Sample, ...] = ()
+    """Where all of them had come."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -20,6 +24,11 @@ class Job:
     """State of one assignment."""
 
     assignment: Assignment
+    started_s: float = 0.0
+    """When its work began."""
+    label: Any = None
+    prompt_ids: IntArray | None = None
+    """Once they are made."""
     task: "asyncio.Task[Ending | None] | None" = None
     stream: str = "g"
     """First letters of its request ids: training, or one evaluation."""
