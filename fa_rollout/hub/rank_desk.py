@@ -144,7 +144,11 @@ class RankDesk:
             self._core.table.release(sequence, rank.number)
         if message.outcome is not None and self._core.flow is not None:
             self._core.log.write(
-                "finished", step=message.step, rank=rank.hello.dp_rank, outcome=message.outcome
+                "finished",
+                step=message.step,
+                rank=rank.hello.dp_rank,
+                peer=rank.hello.peer,
+                outcome=message.outcome,
             )
             step = self._core.steps.finish(rank, message, self._core.flow)
             if step is not None:
