@@ -49,3 +49,7 @@ class EvaluationFailed(HookError, ValueError):
 
 class PublishFailed(HookError, OSError):
     """Weights that could not be written for the engines; they keep the version they have."""
+
+
+class StreamBroken(HookError, ConnectionError):
+    """Engines were lost while they took weights; a stream to the others may work."""

@@ -6,8 +6,8 @@
 | in `pause` (the leader) | the engines stand still |
 | on leaving the block | all ranks have left and every engine has confirmed the version |
 
-Invariant: a block that raises publishes nothing. The engines stand still from `pause` to the end of the
-block, or, without it, only while they load.
+Invariant: a block that raises publishes nothing. The engines stand still from `pause`, or from a push without
+files, to the end of the block; else only while they load.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer_hook import messages as m
 from trainer_hook.errors import HookStateError
-from trainer_hook.publish import publish
+from trainer_hook.pushing import Pushed, Pusher
 from trainer_hook.session import Session
 from trainer_hook.stopwatch import Stopwatch
 
@@ -24,38 +24,49 @@ from trainer_hook.stopwatch import Stopwatch
 class WeightUpdate:
     """The version to be published, and ways to get its weights to the engines."""
 
-    def __init__(self, begun: m.UpdateBegun, *, pause_engines: Callable[[], None]) -> None:
+    def __init__(self, begun: m.UpdateBegun, *, pusher: Pusher, pause_engines: Callable[[], None]) -> None:
+        self._begun = begun
+        self._pusher = pusher
         self._pause_engines = pause_engines
         self._is_open = True
-        self._folder: Path | None = None
-        """What the engines will load."""
+        self._pushed = Pushed()
         self.version: int = begun.version
         """The version that this update publishes."""
         self.path = Path(begun.path)
-        """Empty folder; the engines load from it if `push` is called."""
+        """Empty folder; the engines load from it if `push` writes files."""
         self.is_leader: bool = begun.leader
         """Whether this rank writes files and speaks for the others."""
 
-    def push(self, source: Any) -> None:
-        """Hand over the weights of a model or a state dict: the leader writes them for the engines to load.
+    def push(self, source: Any, *, via: str | None = None, bucket_bytes: int | None = None) -> None:
+        """Hand over the weights of a model or a state dict; the leader sends them to the engines.
 
-        Every rank calls it, since sharded (FSDP2) weights are gathered by all of them. Engines go on
-        generating meanwhile, and stand still only while they load, at the end of the block.
+        Every rank calls it, since sharded (FSDP2) weights are gathered by all of them, bucket by bucket.
+
+        | via | how | engines stand still |
+        |---|---|---|
+        | `"disk"` | the leader writes safetensors files, every engine loads them | while they load |
+        | `"tensor"` | inside of HTTP requests, a bucket each | from here to the end of the block |
+        | `"distributed"` | by broadcasts in a group with all engines (NCCL; gloo on a CPU) | the same |
+
+        When engines are lost in the middle, it goes on to the others. One that missed weights gets no request
+        until it has the current ones: from the files, or, where there are none, by the next update.
 
         Args:
             source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the
                 path of a folder where the leader has written safetensors files itself. A folder other than
                 `path` stays yours, and must stay until the next version is published.
+            via: None: as `trainer.publish` says.
+            bucket_bytes: None: as `trainer.bucket_bytes` says.
 
         Raises:
-            PublishFailed: the leader could not write the files.
+            PublishFailed: the leader could not write files.
+            WeightUpdateFailed: no engine took the weights, in several tries.
         """
         self._must_be_open("push")
         if isinstance(source, str | Path):
-            self._folder = Path(source).resolve()
+            self._pushed = Pushed(path=Path(source).resolve())
             return
-        publish(source, self.path, write=self.is_leader)
-        self._folder = self.path
+        self._pushed = self._pusher.push(source, self._begun, via=via, bucket_bytes=bucket_bytes)
 
     def pause(self) -> None:
         """Have the engines stand still until the block ends, to push by hand; the leader's call does it.
@@ -67,10 +78,10 @@ class WeightUpdate:
         if self.is_leader:
             self._pause_engines()
 
-    def end(self) -> str | None:
-        """Close the body; the folder that the engines are to load, if there is one. Called by the hook."""
+    def end(self) -> Pushed:
+        """Close the body; what the engines are to make of it. Called by the hook."""
         self._is_open = False
-        return str(self._folder) if self.is_leader and self._folder is not None else None
+        return self._pushed if self.is_leader else Pushed()
 
     def _must_be_open(self, what: str) -> None:
         if not self._is_open:
@@ -82,8 +93,9 @@ class WeightUpdate:
 class Updating:
     """The version that this rank knows, and how it gets to the next one."""
 
-    def __init__(self, session: Session, time: Stopwatch, *, version: int) -> None:
+    def __init__(self, session: Session, time: Stopwatch, *, pusher: Pusher, version: int) -> None:
         self.version = version
+        self.pusher = pusher
         self._session = session
         self._time = time
         self._update: WeightUpdate | None = None
@@ -91,7 +103,7 @@ class Updating:
     def enter(self) -> WeightUpdate:
         """Wait for all ranks to enter."""
         with self._session.call(outside=True), self._time.updating():
-            self._update = WeightUpdate(self._begin(), pause_engines=self._pause)
+            self._update = WeightUpdate(self._begin(), pusher=self.pusher, pause_engines=self._pause)
             self._session.inside = f"the weight update to version {self._update.version}"
             return self._update
 
@@ -101,11 +113,11 @@ class Updating:
             update, self._update = self._update, None
             if update is None:
                 return
-            path = update.end()
+            pushed = update.end()
             if error is not None and can_report:
                 self._cancel(error)
             elif error is None and can_report:
-                self._publish(update, path)
+                self._publish(update, pushed)
 
     def _begin(self) -> m.UpdateBegun:
         connection = self._session.connection
@@ -133,13 +145,15 @@ class Updating:
                 timeout_s=self._session.wait_timeout_s,
             )
 
-    def _publish(self, update: WeightUpdate, path: str | None) -> None:
+    def _publish(self, update: WeightUpdate, pushed: Pushed) -> None:
         done = self._session.ask(
             m.UpdatePublish,
             waits_for=f"all ranks and engines to take version {update.version}",
             timeout_s=self._session.wait_timeout_s,
             leader=update.is_leader,
-            path=path,
+            path=None if pushed.path is None else str(pushed.path),
+            changed=None if pushed.changed is None else str(pushed.changed),
+            is_streamed=pushed.is_streamed,
         )
         assert isinstance(done, m.UpdateDone)
         self.version = done.version

@@ -1,13 +1,16 @@
-"""A weight update: all ranks enter, the leader writes, the engines load, all ranks leave.
+"""A weight update: all ranks enter, the leader writes or sends, the engines load, all ranks leave.
 
 | who | waits for | unblocked by |
 |---|---|---|
 | each rank, entering | the other ranks | `UpdateBegun`, or a rank that leaves |
 | the leader, pushing by hand | the engines to stand still | `EnginesPaused`, passed on as `Reply` |
+| the leader, sending | the engines to take a stage | `StageDone`, passed on as `Reply`; a new generator |
+| each rank, through with its weights | the other ranks | `Reply` with the leader's word |
 | each rank, leaving | the engines to confirm | `WeightsPublished`, passed on as `UpdateDone` |
 
 Invariant: an update ends in exactly one of published, failed, cancelled, and the engines run afterwards.
-A generator that dies in the middle gets the open request again in its next life.
+A generator that dies in the middle gets the open request again in its next life; a stage of a stream is not
+repeated but refused, so that the leader begins the stream anew.
 """
 
 import shutil
@@ -20,19 +23,26 @@ from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.world import Attachment, World
 from trainer_hook.messages import (
     ContinueEngines,
+    EngineStage,
     Message,
     PauseEngines,
     PublishWeights,
     Refused,
     Reply,
+    StageDone,
+    StageFailed,
     UpdateBegun,
     UpdateCancel,
     UpdateDone,
     UpdateEnter,
+    UpdatePassed,
     UpdatePause,
     UpdatePublish,
+    UpdateStage,
     WeightsPublished,
 )
+
+_NOT_OPEN = ("HookStateError", "no update is open")
 
 
 class Phase(StrEnum):
@@ -63,12 +73,21 @@ class Updates:
         self._to_generator = to_generator
         self.phase = Phase.IDLE
         self.weights: str | None = None
-        """Folder of the published version; None when engines started with it or it was pushed by hand."""
+        """Folder of the published version; None when engines started with it or it was pushed without."""
+        self.is_streamed = False
+        """The published version was sent to the engines by stages."""
         self._version = 0
         self._was_sent = False
         """The generator was told to publish `_version`: a number that must not be used for other weights."""
         self._lineage = ""
-        self._path: str | None = None
+        self._publish = UpdatePublish(request=0, leader=True)
+        """What the leader wants to be published."""
+        self._base: tuple[str, int] | None = None
+        """Lineage and version of the files in `weights`, if every engine holds just these."""
+        self._failure = _NOT_OPEN
+        """Why no update is open: error and text for ranks that think one is."""
+        self._stage: UpdateStage | None = None
+        """The leader's request that the engines carry out."""
         self._pause: UpdatePause | None = None
         """The leader's request to pause, kept until the update ends: a new generator pauses again."""
         self._pause_answered = False
@@ -92,22 +111,41 @@ class Updates:
 
     def pause(self, rank: Attachment, message: UpdatePause) -> None:
         """The leader wants the engines to stand still while it pushes by hand."""
-        if self.phase is not Phase.OPEN or rank is not self._world.leader:
-            self._refuse(
-                rank, message.request, "HookStateError", "only the leader of an open update may pause engines"
-            )
+        if self._is_refused(rank, message.request, leader_only=True):
             return
         self._pause, self._pause_answered = message, False
         self._to_generator(PauseEngines(lease_s=self._lease_s))
 
+    def stage(self, rank: Attachment, message: UpdateStage) -> None:
+        """The leader wants the engines to take the next step of a stream."""
+        if self._is_refused(rank, message.request, leader_only=True):
+            return
+        self._base = None  # what engines hold from now on is no version
+        self._stage = message
+        stage = EngineStage(number=message.request, stage=message.stage, lease_s=self._lease_s)
+        self._to_generator(stage)
+
+    def passed(self, rank: Attachment, message: UpdatePassed) -> None:
+        """A rank has gone through all its weights; with the last one all hear whether to do so again."""
+        if self._is_refused(rank, message.request):
+            return
+        rank.entered_update = message
+        entered = [(member, member.entered_update) for member in self._world.members.values()]
+        requests = [(member, said) for member, said in entered if isinstance(said, UpdatePassed)]
+        if len(requests) < len(entered):
+            return
+        again = any(said.again for _, said in requests)
+        for member, said in requests:
+            member.entered_update = None
+            self._to_rank(member, Reply(request=said.request, value=again))
+
     def publish(self, rank: Attachment, message: UpdatePublish) -> None:
         """A rank leaves; with the last one the engines load."""
-        if self.phase is not Phase.OPEN:
-            self._refuse(rank, message.request, "HookStateError", "no update is open")
+        if self._is_refused(rank, message.request):
             return
         rank.entered_update = message
         if message.leader:
-            self._path = message.path
+            self._publish = message
         members = self._world.members.values()
         if all(isinstance(member.entered_update, UpdatePublish) for member in members):
             self.phase = Phase.PUBLISHING
@@ -136,12 +174,25 @@ class Updates:
             self._note("update", phase="paused", version=self._version)
             self._to_rank(leader, Reply(request=self._pause.request))
 
+    def staged(self, message: StageDone | StageFailed) -> None:
+        """The engines have taken the stage, or could not."""
+        if self._stage is None or self._stage.request != message.number:
+            return
+        if isinstance(message, StageDone):
+            self._answer_stage(Reply(request=message.number, value=message.value))
+        else:
+            error = "StreamBroken" if message.may_retry else "WeightUpdateFailed"
+            self._answer_stage(Refused(request=message.number, error=error, text=message.text))
+
     def published(self, message: WeightsPublished, flow: Flow) -> bool:
         """Every engine has the new version; False when no update waits for it."""
         if self.phase is not Phase.PUBLISHING or message.version != self._version:
             return False
         flow.published(message.version)
-        old, self.weights = self.weights, self._path
+        old, self.weights = self.weights, self._publish.path
+        self.is_streamed = self._publish.is_streamed
+        is_ours = self.weights is not None and Path(self.weights).parent == self._directory
+        self._base = (self._lineage, self._version) if is_ours else None
         if old is not None and old != self.weights and Path(old).parent == self._directory:
             shutil.rmtree(old, ignore_errors=True)  # a folder of the trainer's own is not ours to remove
         self._end(
@@ -158,6 +209,9 @@ class Updates:
         """Give a new generator what its predecessor left open."""
         if self.phase is Phase.PUBLISHING:
             self._to_generator(self._publication())
+        elif self._stage is not None:
+            text = "the generator died, and its next life knows nothing of this stream"
+            self._answer_stage(Refused(request=self._stage.request, error="StreamBroken", text=text))
         elif self._pause is not None:
             self._to_generator(PauseEngines(lease_s=self._lease_s))
 
@@ -165,7 +219,9 @@ class Updates:
 
     def _begin(self, members: list[Attachment], flow: Flow) -> None:
         self.phase = Phase.OPEN
-        version = flow.version if flow.weights_pending else self._next_number(flow)
+        # A checkpoint taken between a step and its update has newer weights than its version.
+        is_same = flow.weights_pending and not flow.handed_since_publication
+        version = flow.version if is_same else self._next_number(flow)
         self._version, self._was_sent = version, False
         self._note("update", phase=self.phase, version=version)
         self._lineage = flow.lineage
@@ -183,6 +239,7 @@ class Updates:
                     version=self._version,
                     path=str(folder),
                     leader=member is self._world.leader,
+                    base=None if self._base is None else self.weights,
                 ),
             )
 
@@ -192,22 +249,53 @@ class Updates:
         return max(flow.version, tried) + 1
 
     def _publication(self) -> PublishWeights:
-        return PublishWeights(version=self._version, lineage=self._lineage, path=self._path)
+        said, base = self._publish, self._base
+        return PublishWeights(
+            version=self._version,
+            lineage=self._lineage,
+            path=said.path,
+            changed=None if base is None else said.changed,
+            base=0 if base is None else base[1],
+            is_streamed=said.is_streamed,
+        )
 
     def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:
         if self.phase in (Phase.OPEN, Phase.PUBLISHING) and not engines_run:
             self._to_generator(ContinueEngines())
+        if self.phase is Phase.PUBLISHING:
+            self._base = None  # some engines may have loaded what others have not
         self._note("update", phase="failed", text=text)
+        self._failure = (error, text)
         self._end(lambda request: Refused(request=request, error=error, text=text))
 
     def _end(self, answer: Callable[[int], Message]) -> None:
         self.phase = Phase.IDLE
+        leader = self._world.leader
+        if self._stage is not None:
+            self._answer_stage(answer(self._stage.request))
+        if self._pause is not None and not self._pause_answered and leader is not None:
+            self._to_rank(leader, answer(self._pause.request))
         self._pause = None
-        self._path = None
         for member in self._world.members.values():
             if member.entered_update is not None:
                 self._to_rank(member, answer(member.entered_update.request))
             member.entered_update = None
+
+    def _answer_stage(self, answer: Message) -> None:
+        self._stage = None
+        if self._world.leader is not None:
+            self._to_rank(self._world.leader, answer)
+
+    def _is_refused(self, rank: Attachment, request: int, *, leader_only: bool = False) -> bool:
+        """Answer a request that cannot be served now."""
+        if self.phase is not Phase.OPEN:
+            self._refuse(rank, request, *self._failure)
+        elif leader_only and rank is not self._world.leader:
+            text = "only the leader of an open update may pause engines and send to them"
+            self._refuse(rank, request, "HookStateError", text)
+        else:
+            return False
+        return True
 
     def _refuse(self, rank: Attachment, request: int, error: str, text: str) -> None:
         self._to_rank(rank, Refused(request=request, error=error, text=text))

@@ -6,7 +6,7 @@ Invariant: all attachments of one world agree on its size, and no batch leaves b
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.messages import Hello, Next, UpdateEnter, UpdatePublish
+from trainer_hook.messages import Hello, Next, UpdateEnter, UpdatePassed, UpdatePublish
 
 Key = tuple[int, int]
 """(data-parallel rank, index among the peers that share it)."""
@@ -22,7 +22,7 @@ class Attachment:
     """The server's end of its channel; opaque here."""
     waiting: Next | None = None
     waiting_since_s: float = 0.0
-    entered_update: UpdateEnter | UpdatePublish | None = None
+    entered_update: UpdateEnter | UpdatePassed | UpdatePublish | None = None
     """Its request inside the update that is going on."""
     has_state: bool = False
     closing: bool = False

@@ -29,7 +29,7 @@ from fa_rollout.launcher.engines import Engines
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
-from fa_rollout.launcher.rundir import RunDirectory
+from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.signals import Signals
 from trainer_hook.messages import ChangeEngines, HubReady, RunEnded, Stop
 
@@ -78,6 +78,7 @@ def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = N
     with (
         adopted(),
         RunDirectory.create() as directory,
+        with_weights_in(config.trainer.weights_dir, directory),
         Signals() as signals,
         _Launch(config, command, directory, signals, seat or Seat()) as run,
     ):

@@ -41,8 +41,11 @@ class RunDirectory:
         """Pass it on to a child that must keep the folder from being swept; never write to it."""
 
     @classmethod
-    def create(cls, base: Path | None = None) -> Self:
-        """Sweep what dead runs of this user left under `base`, then make a new folder there."""
+    def create(cls, base: Path | None = None, *, option: str = "TMPDIR") -> Self:
+        """Sweep what dead runs of this user left under `base`, then make a new folder there.
+
+        `option`: what the user may change where that cannot be done.
+        """
         base = base or _base()
         for path in _abandoned(base):
             logger.info("run_directory=%s event=swept", path)
@@ -53,7 +56,7 @@ class RunDirectory:
             except OSError as error:
                 raise RunDirectoryError(
                     f"a run needs a private folder under {base}, which cannot be made ({error.strerror}); "
-                    "point TMPDIR at a folder that is yours"
+                    f"point {option} at a folder that is yours"
                 ) from error
             lock_fd = _take_lock(path)
             if lock_fd is not None:
@@ -76,6 +79,23 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def with_weights_in(base: str | None, directory: RunDirectory) -> Iterator[None]:
+    """Let the run's folder `weights` be one of its own under `base`, which lives as long; None: a plain one.
+
+    Raises:
+        RunDirectoryError: there is no place for it.
+    """
+    if base is None:
+        yield
+        return
+    with contextlib.suppress(OSError):  # told by `create`
+        Path(base).mkdir(parents=True, exist_ok=True)
+    with RunDirectory.create(Path(base).resolve(), option="trainer.weights_dir") as weights:
+        (directory.path / "weights").symlink_to(weights.path)
+        yield
 
 
 def _base() -> Path:

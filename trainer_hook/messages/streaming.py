@@ -8,6 +8,9 @@ from enum import StrEnum
 
 import msgspec
 
+GROUP_TIMEOUT_S = 120.0
+"""For the members of a group to meet, and for each broadcast."""
+
 
 class Via(StrEnum):
     """How weights get to the engines."""

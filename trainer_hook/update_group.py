@@ -1,0 +1,115 @@
+"""A process group of the trainer's leader and the engines' workers, beside all groups of the trainer.
+
+In: an address and a name that all its members were told. Out: broadcasts from rank 0, the leader.
+
+SGLang makes its end by `rendezvous`, a `PrefixStore` of the group's name and torch's own helper for new
+groups; the stores' keys meet only if this end is made the same way. Invariant: every wait has a deadline, and
+`leave` frees members that wait for this one.
+"""
+
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from trainer_hook.messages import GROUP_TIMEOUT_S
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UpdateGroup:
+    """One member's end of a group; `leave` it when it is not needed any more."""
+
+    def __init__(self, name: str, group: Any, store: Any) -> None:
+        self.name = name
+        self._group = group
+        self._store = store  # rank 0 serves it: it must live as long as the group
+
+    @classmethod
+    def join(
+        cls,
+        store: Any,
+        *,
+        name: str,
+        rank: int,
+        world_size: int,
+        backend: str,
+        timeout_s: float = GROUP_TIMEOUT_S,
+    ) -> Self:
+        """Meet the other members; blocks until all are there.
+
+        Raises:
+            RuntimeError: they did not all come in time.
+        """
+        c10d = _c10d()
+        group, _ = c10d._new_process_group_helper(  # the only way to a group outside of the default one
+            world_size,
+            rank,
+            [],
+            c10d.Backend(backend),
+            c10d.PrefixStore(name, store),
+            group_name=name,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        c10d._world.pg_group_ranks[group] = {member: member for member in range(world_size)}
+        return cls(name, group, store)
+
+    def broadcast(self, tensor: "torch.Tensor") -> Any:
+        """Begin to send this tensor (rank 0), or to receive it; in the same order on every member.
+
+        Returns torch's handle on it.
+        """
+        return _c10d().broadcast(tensor, group=self._group, group_src=0, async_op=True)
+
+    def leave(self, *, abort: bool = False) -> None:
+        """Close this end; idempotent. `abort`: what is under way is given up."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        with suppress(RuntimeError):  # some other member is gone already
+            if abort:
+                group.abort()
+            _c10d().destroy_process_group(group)
+
+
+def serve_store(timeout_s: float = GROUP_TIMEOUT_S) -> tuple[Any, int]:
+    """A store for the members to meet at, and its port; served by this process on all its addresses."""
+    from torch._C._distributed_c10d import TCPStore
+
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    return store, store.port
+
+
+def find_store(
+    address: str, port: int, *, rank: int, world_size: int, timeout_s: float = GROUP_TIMEOUT_S
+) -> Any:
+    """The store that another process serves.
+
+    Raises:
+        RuntimeError: none is there in time.
+    """
+    host = f"[{address}]" if ":" in address else address
+    timeout = timedelta(seconds=timeout_s)
+    store, _, _ = next(_c10d().rendezvous(f"tcp://{host}:{port}", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    return store
+
+
+def own_address(url: str) -> str:
+    """The address of this machine that a packet to the host of `url` would leave from."""
+    parts = urlsplit(url)
+    found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _c10d() -> Any:
+    """torch's module of groups; what is needed of it is neither public nor typed."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d
