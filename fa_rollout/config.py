@@ -12,6 +12,7 @@ import msgspec
 from fa_rollout.misspelt import explained
 from fa_rollout.quantities import Bytes, QuantityError, Seconds, with_plain_quantities
 from shm.errors import FaRolloutError
+from trainer_hook.messages import Via
 from trainer_hook.record import COLUMNS, ExtraColumn
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -214,6 +215,14 @@ class Trainer(_Section):
     """Longest wait for a batch."""
     pause_lease_s: Seconds = 600.0
     """Engines paused for an update go on by themselves after this."""
+    publish: Via = Via.DISK
+    """How `update.push(model)` hands weights over: `"disk"` by files that the engines load, `"tensor"` inside
+    of HTTP requests, `"distributed"` by broadcasts in a group with the engines (NCCL; gloo on a CPU)."""
+    bucket_bytes: Bytes = 512 << 20
+    """Weights are gathered and handed over in pieces of about this size; a larger tensor is one by itself."""
+    weights_dir: str | None = None
+    """Folder for weight files, which all engines must be able to read; the run makes a private one in it. Two
+    versions must fit. None: in the run's own folder, which is often in memory."""
 
 
 class Run(_Section):

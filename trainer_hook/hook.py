@@ -26,6 +26,7 @@ from trainer_hook.evaluating import PendingEvaluation
 from trainer_hook.evaluation import Evaluation, Prompt, order_of
 from trainer_hook.nodes import Nodes
 from trainer_hook.process import close_at_exit, name_crashes
+from trainer_hook.pushing import Pusher
 from trainer_hook.session import Session
 from trainer_hook.statistics import HookStatistics, RunShape
 from trainer_hook.stepping import Stepping
@@ -56,7 +57,8 @@ class TrainerHook:
         welcome = attached.welcome
         self._session = Session(attached)
         self._stepping = Stepping(self._session, step=welcome.step)
-        self._updating = Updating(self._session, self._stepping.time, version=welcome.version)
+        pusher = Pusher(self._session, via=welcome.publish, bucket_bytes=welcome.bucket_bytes)
+        self._updating = Updating(self._session, self._stepping.time, pusher=pusher, version=welcome.version)
         self._lineage = welcome.lineage
         self.run = RunShape.of(welcome)
         close_at_exit(self)
@@ -108,6 +110,7 @@ class TrainerHook:
         hook = cls(attached)
         if nodes is not None:
             hook._stepping.nodes = Nodes(nodes, speaks=attached.leads)
+            hook._updating.pusher.spans_nodes = True
         return hook
 
     # --- where the run stands ---------------------------------------------------------------------
@@ -172,7 +175,7 @@ class TrainerHook:
         """Publish the next weight version, as a context manager; all ranks enter, push and leave.
 
             with hook.update_weights() as update:
-                update.push(model)                      # files, which the engines load
+                update.push(model)                      # by files, HTTP or broadcast: see there
 
             with hook.update_weights() as update:
                 update.pause()                          # engines stand still until the block ends
@@ -285,6 +288,7 @@ class TrainerHook:
     def close(self) -> None:
         """Leave the run in order; idempotent. Records go back; tensors that you kept become copies of
         them."""
+        self._updating.pusher.close()
         self._session.close()
 
     def __enter__(self) -> Self:

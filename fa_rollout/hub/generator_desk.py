@@ -48,6 +48,8 @@ class GeneratorDesk:
                 self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
             case m.EnginesPaused():
                 self._core.updates.paused()
+            case m.StageDone() | m.StageFailed():
+                self._core.updates.staged(message)
             case m.UpdateFailed():
                 self._core.updates.failed(message.text)
             case m.Evaluated():
@@ -128,6 +130,7 @@ class GeneratorDesk:
             version=self._core.flow.version if self._core.flow else 0,
             lineage=self._core.lineage,
             weights=self._core.updates.weights,
+            is_streamed=self._core.updates.is_streamed,
             step=self._core.announced.step if self._core.announced else 0,
         )
 

@@ -49,7 +49,7 @@ class Hub:
     ) -> None:
         """`fed`: where the launcher's prompts come in; None: the generator reads the data."""
         world = World(config.trainer.num_ranks)
-        weights_dir = directory / "weights"
+        weights_dir = (directory / "weights").resolve()
         self.core = Core(
             config=config,
             run=run,

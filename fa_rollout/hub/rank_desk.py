@@ -60,6 +60,8 @@ class RankDesk:
             num_steps=rollout.num_steps,
             weights_dir=str(self._core.weights_dir),
             stall_s=self._core.config.trainer.stall_s,
+            publish=self._core.config.trainer.publish,
+            bucket_bytes=self._core.config.trainer.bucket_bytes,
             columns=self._core.config.record.columns,
         )
 
@@ -74,6 +76,10 @@ class RankDesk:
                 self._with_flow(rank, lambda flow: self._core.updates.enter(rank, message, flow))
             case m.UpdatePause():
                 self._core.updates.pause(rank, message)
+            case m.UpdateStage():
+                self._core.updates.stage(rank, message)
+            case m.UpdatePassed():
+                self._core.updates.passed(rank, message)
             case m.UpdatePublish():
                 self._core.updates.publish(rank, message)
             case m.UpdateCancel():

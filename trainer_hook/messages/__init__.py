@@ -56,6 +56,7 @@ from trainer_hook.messages.from_rank import (
 )
 from trainer_hook.messages.greeting import Hello, Refused, Welcome
 from trainer_hook.messages.streaming import (
+    GROUP_TIMEOUT_S,
     Audience,
     JoinGroup,
     OpenStream,
@@ -96,6 +97,7 @@ from trainer_hook.messages.to_rank import (
 from trainer_hook.messages.wire import decode, encode
 
 __all__ = [
+    "GROUP_TIMEOUT_S",
     "PROTOCOL",
     "Abort",
     "AbortRunning",
