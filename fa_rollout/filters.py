@@ -109,8 +109,10 @@ def flat(samples: Sequence[Member]) -> Iterator[Sample]:
 class RejectionBound:
     """Counts rejections in a row; too many of them end the run instead of generating for ever."""
 
-    def __init__(self, name: str, max_rejections: int) -> None:
+    def __init__(self, name: str, max_rejections: int, *, option: str = "rollout.max_rejections") -> None:
+        """`option`: what a user sets the bound by."""
         self.name = name
+        self._option = option
         self.max_rejections = max_rejections
         self._reasons: Counter[str] = Counter()
 
@@ -135,7 +137,7 @@ class RejectionBound:
         counts = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(5))
         return (
             f"the filter {self.name!r} must keep a group now and then; it rejected {self.num_in_a_row} "
-            f"groups in a row ({counts}); check rewards and data, or raise rollout.max_rejections"
+            f"groups in a row ({counts}); check rewards and data, or raise {self._option}"
         )
 
 

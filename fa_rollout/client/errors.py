@@ -59,6 +59,10 @@ class ControlFailed(ClientError, RuntimeError):
     """A control call (pause, continue, update, abort) that an engine refused or did not answer."""
 
 
+class EnginePaused(ControlFailed):
+    """An engine that stands still, paused by somebody who alone may end that."""
+
+
 class ControlRefused(ControlFailed):
     """A control call that was answered, with a refusal."""
 

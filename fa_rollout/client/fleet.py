@@ -26,6 +26,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _WORKERS_AGE_S = 1.0
 _PAUSE_AGE_S = 0.5
+_LISTED_POLL_S = 0.2
 _MAX_ABORTS_AT_ONCE = 32
 """Each takes a socket of its own, since those of requests are in use."""
 
@@ -49,6 +50,8 @@ class Fleet:
         self.lost: set[str] = set()
         """Engines that are out until somebody has brought them back."""
         self.on_lost: Callable[[Engine, ControlFailed], None] = lambda engine, error: None
+        self.newcomers: dict[str, Engine] = {}
+        """Engines with the current weights that the router does not list yet: no update may miss them."""
 
     async def refresh(self) -> list[Engine]:
         """The engines as they are now; a router is asked for its workers.
@@ -70,7 +73,7 @@ class Fleet:
         self._listed_at = time.monotonic()
         return self.engines
 
-    async def probe_all(self, ids: WireIds) -> tuple[EngineInfo, ...]:
+    async def probe_all(self, ids: WireIds, *, ends_pauses: bool) -> tuple[EngineInfo, ...]:
         """Every engine, once it is up.
 
         Raises:
@@ -82,7 +85,11 @@ class Fleet:
         limit_s = min(self._policy.control_timeout_s, self._policy.start_timeout_s)
 
         async def one(engine: Engine) -> EngineInfo:
-            return await patiently(lambda: probe(engine, ids.make("probe"), limit_s), deadline, engine.url)
+            return await patiently(
+                lambda: probe(engine, ids.make("probe"), limit_s, ends_pauses=ends_pauses),
+                deadline,
+                engine.url,
+            )
 
         outcomes = await asyncio.gather(*map(one, self.engines), return_exceptions=True)
         failed = [o for o in outcomes if isinstance(o, BaseException)]
@@ -132,8 +139,68 @@ class Fleet:
         """Every engine tells this label from now on."""
         await self._each(lambda engine: control.set_label(engine, label))
 
+    def made(self, url: str) -> Engine:
+        """The endpoints of an engine that is none of these yet."""
+        return Engine(url, self._session, self._policy)
+
+    def admit(self, engine: Engine) -> None:
+        """Requests may go to it from now on; without a router."""
+        self.fronts[engine.url] = engine
+        self.engines.append(engine)
+        self._pause_locks[engine.url] = asyncio.Lock()
+
+    def forget(self, url: str) -> None:
+        """An engine without requests of ours has left; without a router."""
+        engine = self.fronts.pop(url)
+        self.engines.remove(engine)
+        del self._pause_locks[url]
+
+    async def enlist(self, engine: Engine) -> None:
+        """The router passes requests on to it when this returns.
+
+        Raises:
+            ControlFailed: it does not.
+        """
+        assert self._router is not None, "only a router has a list"
+        self.newcomers[engine.url] = engine
+        try:
+            await self._router.call("POST", "/workers", {"url": engine.url})
+            until = time.monotonic() + self._policy.start_timeout_s
+            while engine.url not in {one.url for one in await self._listed()}:
+                if time.monotonic() > until:
+                    limit_s = self._policy.start_timeout_s
+                    text = f"the router {self._router.url} must list {engine.url} within {limit_s:g} s"
+                    raise ControlFailed(text)
+                await asyncio.sleep(_LISTED_POLL_S)
+        finally:
+            del self.newcomers[engine.url]
+
+    async def strike_off(self, url: str) -> None:
+        """The router begins no request there any more; harmless when it never did.
+
+        Raises:
+            ControlFailed: it does not answer.
+        """
+        assert self._router is not None, "only a router has a list"
+        answer = await self._router.call("GET", "/workers")
+        for worker in answer.get("workers", []):
+            if engine_url(worker["url"]) == url:
+                await self._router.call("DELETE", f"/workers/{worker['id']}")
+        self.engines = [engine for engine in self.engines if engine.url != url]
+        self._listed_at = -_WORKERS_AGE_S
+
+    async def _listed(self) -> list[Engine]:
+        """A router's workers now, also when it has none."""
+        self._listed_at = -_WORKERS_AGE_S
+        try:
+            return await self.refresh()
+        except ControlFailed:
+            return []
+
     async def abort(self, wire_id: str, front: str) -> int:
         """Abort one request of ours at the engines that may hold it; how many were not reached."""
+        if front not in self.fronts:
+            return 0  # it has left, and all that it had is over
         try:
             targets = [self.fronts[front]] if self._router is None else await self.refresh()
         except ControlFailed as error:
@@ -145,6 +212,8 @@ class Fleet:
 
     async def is_paused(self, front: str) -> bool:
         """Whether somebody has paused an engine behind this front; asked twice a second at most."""
+        if front not in self.fronts:
+            return False
         async with self._pause_locks[front]:
             seen_at, was_paused = self._pauses_seen.get(front, (-_PAUSE_AGE_S, False))
             if time.monotonic() < seen_at + _PAUSE_AGE_S:
@@ -178,7 +247,8 @@ class Fleet:
 
     async def _each(self, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Do it on every engine that is not lost, all at once; wait for all."""
-        engines = [engine for engine in await self.refresh() if engine.url not in self.lost]
+        engines = [*await self.refresh(), *self.newcomers.values()]
+        engines = [engine for engine in engines if engine.url not in self.lost]
         outcomes = await asyncio.gather(*map(partial(_outcome, work), engines))
         done = {e.url: o for e, o in zip(engines, outcomes, strict=True) if not isinstance(o, ControlFailed)}
         failed = {e: o for e, o in zip(engines, outcomes, strict=True) if isinstance(o, ControlFailed)}

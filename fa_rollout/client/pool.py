@@ -21,6 +21,7 @@ from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
 from fa_rollout.client.errors import ClientError
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
+from fa_rollout.client.membership import Membership
 from fa_rollout.client.network import open_session
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.probe import EngineInfo
@@ -47,11 +48,13 @@ class EnginePool:
         stream: bool = False,
         vocab_size: int | None = None,
         continue_first: bool = False,
+        ends_pauses: bool = True,
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
         With `stream`, tokens made before an engine died, or before an abort in its queue, are kept. With
         `continue_first`, engines that an earlier life of the caller may have left paused go on at the start.
+        Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
 
         Raises:
             AddressError: an address that cannot be read.
@@ -67,6 +70,7 @@ class EnginePool:
         self._stream = stream
         self._vocab_size = vocab_size
         self._continue_first = continue_first
+        self._ends_pauses = ends_pauses
         self._clock = ActiveClock()
         self._background = Background()
         self._books = Books()
@@ -75,8 +79,17 @@ class EnginePool:
         self._is_open = False
         self._last_call_ended = asyncio.Event()
         self._pause_mode: str | None = None
-        self.engines: tuple[EngineInfo, ...] = ()
-        """What the probes found; set by `start`."""
+        self._infos: list[EngineInfo] = []
+
+    @property
+    def engines(self) -> tuple[EngineInfo, ...]:
+        """What the probes found, of engines that are up or were."""
+        return tuple(self._infos)
+
+    @property
+    def capacity(self) -> int:
+        """Requests that all engines hold at once when all are well."""
+        return sum(lane.window.capacity for lane in self._dispatcher.lanes if not lane.is_leaving)
 
     @property
     def context_length(self) -> int | None:
@@ -96,7 +109,7 @@ class EnginePool:
         try:
             if self._continue_first:
                 await self._fleet.continue_(tolerant=True)
-            self.engines = await self._fleet.probe_all(ids)
+            self._infos += await self._fleet.probe_all(ids, ends_pauses=self._ends_pauses)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -109,7 +122,8 @@ class EnginePool:
 
     def _wire(self, ids: WireIds) -> None:
         self._flights = Flights(self._fleet, self._clock, self._background, self.policy)
-        self._dispatcher = Dispatcher(self._lanes(), self._balance)
+        self._dispatcher = Dispatcher([self._lane(url) for url in self._urls], self._balance)
+        self._resize_lanes()
         self._recovery = Recovery(self._fleet, self._dispatcher, self._clock, self._background, self.policy)
         self._sender = Sender(
             fleet=self._fleet,
@@ -123,14 +137,37 @@ class EnginePool:
             turnstile=Turnstile(),
             stream=self._stream,
         )
+        self.members = Membership(
+            fleet=self._fleet,
+            dispatcher=self._dispatcher,
+            recovery=self._recovery,
+            policy=self.policy,
+            ids=ids,
+            infos=self._infos,
+            is_router=self._router,
+            make_lane=self._lane,
+            resize_lanes=self._resize_lanes,
+            abort_lane=self._abort_lane,
+        )
+        """Who comes and goes."""
 
-    def _lanes(self) -> list[Lane]:
-        per_lane = self._max_per_engine * (len(self.engines) if self._router else 1)
-        allowed = allowed_connections(per_lane * len(self._urls)) // len(self._urls)
-        return [
-            Lane(url=url, window=Window(max(1, allowed)), circuit=Circuit(self.policy.circuit_failures))
-            for url in self._urls
-        ]
+    def _lane(self, url: str) -> Lane:
+        circuit = Circuit(self.policy.circuit_failures)
+        return Lane(url=url, window=Window(self._max_per_engine), circuit=circuit)
+
+    def _resize_lanes(self) -> None:
+        """Behind a router there is one lane for all engines; open files limit them all together."""
+        lanes = self._dispatcher.lanes
+        per_lane = self._max_per_engine * (max(1, len(self._infos)) if self._router else 1)
+        allowed = allowed_connections(per_lane * len(lanes)) // len(lanes)
+        for lane in lanes:
+            lane.window.resize(max(1, allowed))
+        self._dispatcher.pump()
+
+    def _abort_lane(self, lane: Lane) -> None:
+        for call in list(self._calls.values()):
+            if call.flight is not None and call.flight.lane is lane:
+                self._sender.abort(call)
 
     async def aclose(self) -> None:
         """Abort open calls, continue engines that this pool paused, close all connections; idempotent."""

@@ -13,7 +13,13 @@ from fa_rollout.client import control
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.decode import decode_reply
 from fa_rollout.client.engine import Engine, HttpFailure
-from fa_rollout.client.errors import ControlFailed, ControlRefused, EngineUnavailable, InvalidReply
+from fa_rollout.client.errors import (
+    ControlFailed,
+    ControlRefused,
+    EnginePaused,
+    EngineUnavailable,
+    InvalidReply,
+)
 from fa_rollout.client.request import generate_body
 
 T = TypeVar("T")
@@ -39,16 +45,19 @@ class EngineInfo:
     """Tokens of prompt and response together; None where the engine does not tell."""
 
 
-async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
-    """Ask for the model and the server, and for one token; an engine that stands paused for so long goes on.
+async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> EngineInfo:
+    """Ask for the model and the server, and for one token.
+
+    An engine that stands paused for so long goes on, if `ends_pauses`.
 
     Raises:
+        EnginePaused: it stands paused, and not by us.
         ControlFailed: it does not answer.
         InvalidReply: its answer has not what is needed.
     """
     model = await control.model_info(engine)
     server = await _server_info(engine)
-    reply = await _one_token(engine, rid, limit_s)
+    reply = await _one_token(engine, rid, limit_s, ends_pauses=ends_pauses)
     return EngineInfo(
         url=engine.url,
         version_label=_text(model.get("weight_version")),
@@ -63,6 +72,8 @@ async def probe(engine: Engine, rid: str, limit_s: float) -> EngineInfo:
 async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str) -> T:
     """Try again until the deadline (time.monotonic()): an engine may still be loading its model.
 
+    A pause of somebody else's has no deadline here: what waits for this knows its own.
+
     Raises:
         EngineUnavailable: names the last error.
     """
@@ -73,17 +84,18 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
         except InvalidReply as error:
             raise EngineUnavailable(f"{url}: {error}") from error
         except ControlFailed as error:
-            if time.monotonic() + _RETRY_S > deadline:
+            is_late = time.monotonic() + _RETRY_S > deadline
+            if is_late and not isinstance(error, EnginePaused):
                 raise EngineUnavailable(f"{url}: {error}") from error
             now_s = time.monotonic()
             if now_s - told_s >= _TELL_EVERY_S:
                 told_s = now_s
-                left_s = deadline - now_s
+                left_s = max(0.0, deadline - now_s)
                 logger.warning("event=waiting_for_engine url=%s left_s=%.0f error=%s", url, left_s, error)
         await asyncio.sleep(_RETRY_S)
 
 
-async def _one_token(engine: Engine, rid: str, limit_s: float) -> Completion:
+async def _one_token(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> Completion:
     sampling = {"max_new_tokens": 1, "ignore_eos": True}
     body = generate_body(rid, [1], sampling, stream=False, options={})
     wish = f"{engine.url} must answer a request of one token"
@@ -94,7 +106,10 @@ async def _one_token(engine: Engine, rid: str, limit_s: float) -> Completion:
         raise ControlFailed(f"{wish}, found {error}") from error
     except TimeoutError as error:
         found = f"silence for {limit_s:g} s"
-        if await control.looks_paused(engine):
+        is_paused = await control.looks_paused(engine)
+        if is_paused and not ends_pauses:
+            raise EnginePaused(f"{wish}, found a pause that only who began it may end") from error
+        if is_paused:
             # Whoever paused it for an update that takes so long would find it as it is: engines load under a
             # lock of their own. A run that was killed in an update never comes back.
             found += " in a pause that nobody ended; it goes on now"

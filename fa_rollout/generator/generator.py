@@ -14,19 +14,24 @@ hub's to give out again.
 
 import asyncio
 import logging
+import os
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
 from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.drain import drain
 from fa_rollout.generator.evaluator import Evaluator
 from fa_rollout.generator.execution import Executor
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.hub_link import HubLink
+from fa_rollout.generator.job import HeadStart
+from fa_rollout.generator.kept import PartialKeeper
 from fa_rollout.generator.life import End, Life
 from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.pulse import Figures
+from fa_rollout.generator.pulse import Figures, engine_figures, slowest_requests
 from fa_rollout.generator.requester import PartialPolicy, Requester
 from fa_rollout.generator.rollout import Rollout
 from fa_rollout.generator.sample_log import SampleLog
@@ -100,6 +105,7 @@ class Generator:
             outbox=self._outbox,
             log=self._samples,
         )
+        self._partials = PartialKeeper(config, self._requester, self._sending)
         self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
         self._updates = EngineUpdates(
             parts.pool,
@@ -122,7 +128,13 @@ class Generator:
             ]
             self._link.send(self._ready())
             end = await self._life.ended()
-            await self._drain(end)
+            await drain(
+                end,
+                sending=self._sending,
+                dispatcher=self._dispatcher,
+                requester=self._requester,
+                link=self._link,
+            )
             self._evaluator.drop_all()
             for task in running:
                 task.cancel()
@@ -138,7 +150,10 @@ class Generator:
     def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> None:
         match message:
             case m.Start():
-                self._dispatcher.add(message.groups)
+                starts = [HeadStart(path=message.kept_path, entry=entry) for entry in message.kept]
+                self._dispatcher.add(message.groups, starts)
+            case m.SavePartials():
+                services.create_task(self._save_partials(message), name="partials")
             case m.Tail():
                 self._outbox.set_tail(message.position)
             case m.Drop():
@@ -157,26 +172,8 @@ class Generator:
     async def _abort(self, message: m.AbortRunning) -> None:
         await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
 
-    # --- the end ----------------------------------------------------------------------------------
-
-    async def _drain(self, end: End) -> None:
-        """No new request; ours are aborted at the engines; every group goes back to the hub."""
-        logger.info("event=draining reason=%s groups=%d", end.reason, self._dispatcher.num_running)
-        self._sending.hold("stopping")
-        self._dispatcher.gate.hold("stopping")
-        try:
-            async with asyncio.timeout(end.grace_s / 2):
-                await self._requester.abort_all()
-                await self._requester.settled()
-        except TimeoutError:
-            logger.warning("event=abort_unanswered num_requests=%d", self._requester.num_under_way)
-        self._dispatcher.give_back(end.reason)
-        try:
-            async with asyncio.timeout(end.grace_s / 4):
-                await self._dispatcher.emptied()
-                await self._link.flushed()
-        except TimeoutError:
-            logger.warning("event=drain_unfinished groups=%d", self._dispatcher.num_running)
+    async def _save_partials(self, message: m.SavePartials) -> None:
+        self._link.send(await self._partials.save(message, self._dispatcher.running))
 
     # --- figures ----------------------------------------------------------------------------------
 
@@ -187,6 +184,7 @@ class Generator:
             engines=[engine.url for engine in self._parts.pool.engines],
             spans=self._has_spans,
             concurrency=self._capacity,
+            model_path=_common([engine.model_path for engine in self._parts.pool.engines]),
         )
 
     def figures(self) -> Figures:
@@ -204,10 +202,13 @@ class Generator:
                 "waiting_for_engines": pool.num_waiting,
                 "oldest_request_s": pool.oldest_age_s,
                 "paused_s": pool.paused_s,
+                "is_paused": float(pool.is_paused),
                 "evaluations": self._evaluator.num_running,
                 "rewards_in_progress": rewards.num_in_progress,
                 "rewards_failed": sum(rewards.num_failed.values()),
             },
+            engines=engine_figures(pool),
+            slowest=self._dispatcher.oldest() + slowest_requests(pool),
         )
 
 
@@ -216,6 +217,12 @@ def _capacity(config: Config, pool: EnginePool) -> int:
     num_allowed = sum(lane.num_allowed for lane in pool.statistics().lanes)
     beside_evaluations = max(num_allowed // 2, num_allowed - config.evaluation.max_concurrent_samples, 1)
     return min(beside_evaluations, config.engine.max_concurrent_samples * len(pool.engines))
+
+
+def _common(paths: Sequence[str | None]) -> str | None:
+    """What all of them are, if that is a folder here."""
+    first = paths[0] if len(set(paths)) == 1 else None
+    return first if first is not None and os.path.isdir(first) else None
 
 
 def _ring_writer(config: Config, parts: Parts, run: str, resume: m.Resume) -> RingWriter:

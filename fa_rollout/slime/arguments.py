@@ -6,6 +6,7 @@ In: the arguments of slime's parser. Out: what cannot be done with them, or the 
 from typing import Any
 
 from fa_rollout.config import ConfigError
+from fa_rollout.filters import default_bound
 from fa_rollout.slime.options import Options
 
 _BYTES_PER_TOKEN = 9
@@ -48,9 +49,10 @@ def update_interval(args: Any) -> int:
     )
 
 
-def config_tree(args: Any, options: Options, *, num_steps: int) -> dict[str, Any]:
+def config_tree(args: Any, options: Options, *, num_steps: int, num_prompts: int) -> dict[str, Any]:
     """The run's configuration, as nested tables.
 
+    `num_prompts`: of one epoch; 0 where the data source does not tell.
     A batch of `train_async` is handed over one update before it is trained: the hub, which counts from the
     hand-over, gets a bound that is one less.
     """
@@ -69,6 +71,7 @@ def config_tree(args: Any, options: Options, *, num_steps: int) -> dict[str, Any
             "partial": "resume" if args.partial_rollout else "restart",
             "surplus_groups": surplus,
             "max_attempts": options.max_attempts,
+            "max_rejections": options.max_rejections or default_bound(num_prompts),
         },
         "engine": {
             "urls": [f"http://{args.sglang_router_ip}:{args.sglang_router_port}"],

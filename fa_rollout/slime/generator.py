@@ -84,6 +84,8 @@ async def _open_pool(config: Config, policy: FailurePolicy, stack: AsyncExitStac
         router=True,
         max_concurrent_samples=config.engine.max_concurrent_samples,
         policy=policy,
+        # slime pauses for its updates: to go on in the middle of one is to sample from half-new weights.
+        ends_pauses=False,
     )
     return await stack.enter_async_context(pool)
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
+from fa_rollout.filters import RejectionBound
 from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.drain import drain
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
@@ -91,6 +93,7 @@ class SlimeGenerator:
             version=lambda: self._book.published,
             num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
             early=self._early_start(),
+            rejections=_rejection_bound(config, args),
         )
 
     def _early_start(self) -> EarlyStart | None:
@@ -119,7 +122,13 @@ class SlimeGenerator:
             ]
             self._link.send(self._ready())
             end = await self._life.ended()
-            await self._drain(end)
+            await drain(
+                end,
+                sending=self._sending,
+                dispatcher=self._dispatcher,
+                requester=self._requester,
+                link=self._link,
+            )
             for task in running:
                 task.cancel()
         return end
@@ -173,25 +182,6 @@ class SlimeGenerator:
         if self._slime.done():
             self._slime.result().sample_hooks.set_current_rollout_id(message.step)
 
-    async def _drain(self, end: End) -> None:
-        """No new request; ours are aborted at the engines; every group goes back to the hub."""
-        logger.info("event=draining reason=%s groups=%d", end.reason, self._dispatcher.num_running)
-        self._sending.hold("stopping")
-        self._dispatcher.gate.hold("stopping")
-        try:
-            async with asyncio.timeout(end.grace_s / 2):
-                if self._requester is not None:
-                    await self._requester.abort_all()
-        except TimeoutError:
-            logger.warning("event=abort_unanswered")
-        self._dispatcher.give_back(end.reason)
-        try:
-            async with asyncio.timeout(end.grace_s / 4):
-                await self._dispatcher.emptied()
-                await self._link.flushed()
-        except TimeoutError:
-            logger.warning("event=drain_unfinished groups=%d", self._dispatcher.num_running)
-
     def _ready(self) -> m.GeneratorReady:
         engines = () if self._pool is None else self._pool.engines
         return m.GeneratorReady(
@@ -225,3 +215,9 @@ class SlimeGenerator:
             "with --partial-rollout they go on from the tokens that they have"
         )
         self._link.send(m.Warned(text=text))
+
+
+def _rejection_bound(config: Config, args: Any) -> RejectionBound:
+    assert config.rollout.max_rejections is not None, "the manager has set it"
+    name = args.dynamic_sampling_filter_path or ""
+    return RejectionBound(name, config.rollout.max_rejections, option="fa_rollout_max_rejections")

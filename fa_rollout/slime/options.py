@@ -31,6 +31,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     the group again, until `max_attempts` are used up."""
     max_attempts: int = 3
     """Of a group, with `on_error = retry` or `staleness_policy = retry`."""
+    max_rejections: int | None = None
+    """Groups in a row that the dynamic filter may drop before the run stops; None: one epoch, but 64 at
+    least and 1,000 at most."""
     fast_client: bool = True
     """Sample plain prompts by fa_rollout's client; False: by slime's own `generate`."""
     ring_bytes: int | str | None = None

@@ -79,7 +79,8 @@ class Run:
         self._payloads: dict[Key, bytes] = {}
         self._departed: list[m.Departed] = []
         num_steps = num_rollouts(args, data_source) - first_step
-        self._hub = self._start(config_tree(args, options, num_steps=num_steps))
+        num_prompts = len(data_source) if hasattr(data_source, "__len__") else 0
+        self._hub = self._start(config_tree(args, options, num_steps=num_steps, num_prompts=num_prompts))
 
     def _start(self, tree: dict[str, Any]) -> HubChild:
         if self._options.log_dir is not None:

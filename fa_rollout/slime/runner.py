@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.config import ConfigError
+from fa_rollout.filters import EndlessRejection, FilterOutcome, RejectionBound, Verdict
 from fa_rollout.generator.execution import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
@@ -66,6 +67,7 @@ class SlimeRunner:
         version: Callable[[], int],
         num_candidates: Callable[[], int],
         early: EarlyStart | None,
+        rejections: RejectionBound,
     ) -> None:
         """
         Args:
@@ -73,6 +75,7 @@ class SlimeRunner:
             version: what engines hold now.
             num_candidates: groups that this generator holds.
             early: begins plain groups before slime is there.
+            rejections: ends a run whose filter drops everything.
         """
         self._args = args
         self._options = options
@@ -84,6 +87,7 @@ class SlimeRunner:
         self._version = version
         self._num_candidates = num_candidates
         self._early = early
+        self._rejections = rejections
         self._prompts: dict[int, bytes] = {}
         self.num_restarts = 0
         """Samples of custom generate functions that came back aborted and began anew."""
@@ -98,11 +102,14 @@ class SlimeRunner:
 
         Raises:
             GroupRaised: something raised, and the run shall end.
+            EndlessRejection: the filter has dropped too many groups in a row.
         """
         payload = self._prompts.pop(job.assignment.group)
         try:
             async with deadline:
                 await self._carry(job, slot, payload)
+        except EndlessRejection:
+            raise
         except Exception as error:  # user code runs in there; see the table above
             return self._raised(job, error)
         return None
@@ -180,11 +187,14 @@ class SlimeRunner:
         if path is None:
             return False
         verdict = slime.filters.call_dynamic_filter(slime.load_function(path), self._args, group)
-        if not slime.filters.should_drop_dynamic_filter_output(
+        drops = slime.filters.should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=self._num_candidates(),
             target_data_size=self._args.rollout_batch_size,
-        ):
+        )
+        outcome = FilterOutcome.REJECTED if drops else FilterOutcome.KEPT
+        self._rejections.record(Verdict(outcome=outcome, reason=verdict.reason or "no reason given"))
+        if not drops:
             return False
         wants_all = self._args.rollout_all_samples_process_path is not None
         self._send(

@@ -42,6 +42,25 @@ def test_an_engine_that_a_dead_run_left_paused_goes_on_at_the_start() -> None:
         assert completion.finish == "stop"
 
 
+def test_an_engine_that_somebody_else_has_paused_is_left_to_him_and_waited_for() -> None:
+    with ScriptedEngine.start(SLOW) as engine:
+        post(engine, "/pause_generation", {"mode": "abort"})
+
+        async def main() -> None:
+            policy = quick(control_timeout_s=0.2, start_timeout_s=0.1)
+            pool = EnginePool([engine.url], policy=policy, ends_pauses=False)
+            opening = asyncio.create_task(pool.start())
+            await until(lambda: len(engine.requests("/generate")) > 2)
+            assert not opening.done(), "longer than any deadline of a start, and no failure"
+            assert not engine.requests("/continue_generation")
+            post(engine, "/continue_generation", {})
+            await opening
+            assert (await ask(pool)).finish == "stop"
+            await pool.aclose()
+
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("num_tokens", [0, 7])
 def test_an_abort_nobody_asked_for_is_a_normal_answer(num_tokens: int) -> None:
     with ScriptedEngine.start(SLOW, rules=[Rule(rid="-r", abort_after=num_tokens)]) as engine:

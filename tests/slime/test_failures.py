@@ -13,7 +13,16 @@ import pytest
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.slime import rollout
 from tests.slime.conftest import ROOT, STANDIN
-from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, train_async, train_sync, update
+from tests.slime.kit import (
+    CODE,
+    Manager,
+    arguments,
+    assert_true_to_engine,
+    post,
+    train_async,
+    train_sync,
+    update,
+)
 from trainer_hook.errors import GeneratorFailed
 
 Engines = Callable[..., tuple[list[ScriptedEngine], str]]
@@ -46,6 +55,21 @@ def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, 
         train_async(manager, made, steps=range(6))
 
 
+def test_a_filter_that_drops_everything_ends_the_run_and_says_what_it_dropped(
+    tmp_path: Path, engines: Engines
+) -> None:
+    made, router = engines()
+    changes = {"dynamic_sampling_filter_path": f"{CODE}.keep_none", "fa_rollout_max_rejections": 20}
+    manager = Manager(arguments(tmp_path, router, **changes))
+    with pytest.raises(GeneratorFailed) as caught:
+        train_async(manager, made, steps=range(6))
+    text = str(caught.value)
+    assert "user_code.keep_none' must keep a group now and then; it rejected 20 groups in a row" in text
+    assert "20 x zero_std" in text
+    assert "fa_rollout_max_rejections" in text
+    assert not children("fa_rollout.slime.generator")
+
+
 def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> None:
     made, router = engines(tokens_per_s=100.0)
     manager = Manager(arguments(tmp_path, router))
@@ -56,6 +80,34 @@ def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> N
                 process.kill()
 
     train_async(manager, made, steps=range(6), meanwhile=kill)
+    assert sorted(manager.trained) == list(range(24))
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+
+
+def test_a_generator_that_starts_in_a_pause_of_slimes_does_not_end_it(
+    tmp_path: Path, engines: Engines
+) -> None:
+    made, router = engines(tokens_per_s=100.0)
+    manager = Manager(arguments(tmp_path, router))
+
+    def kill_in_a_pause(step: int) -> None:
+        if step != 1:
+            return
+        post(made[0].url, "/pause_generation", {})
+        (dead,) = children("fa_rollout.slime.generator")
+        dead.kill()
+        knocked = len(made[0].requests("/generate"))
+        deadline_s = time.monotonic() + 60
+        while len(made[0].requests("/generate")) == knocked:
+            assert time.monotonic() < deadline_s, "the next generator asks the engine for a first token"
+            time.sleep(0.05)
+        assert made[0].state()["pause_mode"] is not None, (
+            "weights may be half there: only slime knows when they are whole"
+        )
+        post(made[0].url, "/continue_generation", {})
+
+    train_async(manager, made, steps=range(6), meanwhile=kill_in_a_pause)
     assert sorted(manager.trained) == list(range(24))
     for sample in manager.samples:
         assert_true_to_engine(sample)

@@ -164,8 +164,10 @@ def test_every_set_of_arguments_makes_a_configuration_that_is_taken(tmp_path: Pa
     )
     num_steps = num_rollouts(args, DataSource(args))
     assert num_steps == 3 * 1000 // 4
-    config = from_dict(config_tree(args, Options(ring_bytes="128MiB", stall_s="5m"), num_steps=num_steps))
+    options = Options(ring_bytes="128MiB", stall_s="5m")
+    config = from_dict(config_tree(args, options, num_steps=num_steps, num_prompts=100))
     assert config.rollout.surplus_groups == 6
     assert config.ring.bytes == 128 << 20
     assert config.trainer.stall_s == 300.0
     assert config.rollout.staleness == 3
+    assert config.rollout.max_rejections == 100

@@ -71,6 +71,15 @@ async def one_turn(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     return sample
 
 
+async def judged_by_another_model(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Asks a second model, by its name, what it makes of the answer."""
+    made = await one_turn(args, sample, sampling_params)
+    url = sglang_rollout.get_model_url(args, "judge")
+    verdict = await post(url, {"input_ids": made.tokens, "sampling_params": {"max_new_tokens": 1}})
+    made.metadata["verdict"] = verdict["output_ids"]
+    return made
+
+
 async def with_a_preface(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Changes the prompt, then has slime's own function do the rest."""
     sample.prompt = f"now {sample.prompt}"
@@ -85,6 +94,10 @@ def note_rollout_id(args: Any, sample: Sample, rollout_id: int | None) -> None:
 def keep_one_in_five(args: Any, group: list[Sample]) -> DynamicFilterOutput:
     keep = group[0].group_index % 5 == 0  # type: ignore[operator]
     return DynamicFilterOutput(keep=keep, reason=None if keep else "not_a_fifth")
+
+
+def keep_none(args: Any, group: list[Sample]) -> DynamicFilterOutput:
+    return DynamicFilterOutput(keep=False, reason="zero_std")
 
 
 def remove_first(args: Any, groups: list[list[Sample]]) -> None:
