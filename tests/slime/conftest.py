@@ -34,7 +34,7 @@ def engines() -> Iterator[Callable[..., tuple[list[ScriptedEngine], str]]]:
     def start(num_engines: int = 1, **script: Any) -> tuple[list[ScriptedEngine], str]:
         plain = {"vocab_size": VOCAB_SIZE, "lengths": Lengths(tokens=12), "weight_version": "default"}
         made = [ScriptedEngine.start(Script(**(plain | script))) for _ in range(num_engines)]
-        router = ScriptedEngine.start(Script(workers=[engine.url for engine in made]))
+        router = ScriptedEngine.start(Script(workers=[engine.url for engine in made], router_drops=False))
         started.extend([*made, router])
         return made, router.url
 

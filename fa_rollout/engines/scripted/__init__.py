@@ -5,7 +5,9 @@ from fa_rollout.engines.scripted.oracle import (
     EOS_ID,
     expected_experts,
     expected_ids,
+    expected_kept,
     expected_logprobs,
+    ids_of_text,
     sequence_key,
 )
 from fa_rollout.engines.scripted.script import Lengths, Recorded, Rule, Script
@@ -19,6 +21,8 @@ __all__ = [
     "ScriptedEngine",
     "expected_experts",
     "expected_ids",
+    "expected_kept",
     "expected_logprobs",
+    "ids_of_text",
     "sequence_key",
 ]

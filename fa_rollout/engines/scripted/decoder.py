@@ -36,6 +36,8 @@ class Job:
     started_s: float = 0.0
     is_streamed: bool = False
     tells_experts: bool = False
+    tells_kept: bool = False
+    """The ids of each token's nucleus."""
     corrupt: str | None = None
     drops_in_middle: bool = False
     exchange: Any = None

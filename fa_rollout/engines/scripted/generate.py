@@ -8,11 +8,13 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from fa_rollout.engines.scripted import render
 from fa_rollout.engines.scripted.core import Core
 from fa_rollout.engines.scripted.decoder import Job
-from fa_rollout.engines.scripted.oracle import EOS_ID, expected_experts, sequence_key
+from fa_rollout.engines.scripted.oracle import EOS_ID, expected_experts, expected_kept, sequence_key
 from fa_rollout.engines.scripted.script import Rule, Script
 from fa_rollout.engines.scripted.wire import Exchange
 
@@ -57,6 +59,7 @@ class Request(msgspec.Struct):
     sampling_params: dict[str, Any] = {}
     return_logprob: bool = False
     return_routed_experts: bool = False
+    image_data: list[str] = []
     extra_key: str | None = None
     stream: bool = False
 
@@ -66,6 +69,7 @@ class Request(msgspec.Struct):
             "sampling_params": self.sampling_params,
             "return_logprob": self.return_logprob,
             "extra_key": self.extra_key,
+            "num_images": len(self.image_data),
             "stream": self.stream,
         }
 
@@ -144,6 +148,7 @@ def _job(request: Request, rule: Rule | None, exchange: Exchange, length: int, r
         finish=finish,
         is_streamed=request.stream,
         tells_experts=request.return_routed_experts,
+        tells_kept=bool((request.sampling_params.get("custom_params") or {}).get("return_top_p_token_ids")),
         corrupt=rule.corrupt if rule else None,
         drops_in_middle=rule is not None and rule.drop == "middle",
         exchange=exchange,
@@ -180,8 +185,16 @@ def meta_of(
         }
         if job.tells_experts and script.experts is not None:
             rows = expected_experts(job.prompt_tokens + num_tokens - 1, script.experts)
-            meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode()
+            meta["routed_experts"] = _base64(rows)
+        if job.tells_kept:
+            stop = job.prompt_tokens + num_tokens
+            ids, offsets = expected_kept(job.key, job.prompt_tokens, stop, script.vocab_size)
+            meta |= {"top_p_token_ids": _base64(ids), "top_p_token_offsets": _base64(offsets)}
     return meta | {"completion_tokens": num_tokens, "e2e_latency": time.monotonic() - job.started_s}
+
+
+def _base64(array: npt.NDArray[np.int32]) -> str:
+    return base64.b64encode(array.tobytes()).decode()
 
 
 class Streams:

@@ -46,6 +46,21 @@ def expected_experts(num_rows: int, shape: tuple[int, int]) -> npt.NDArray[np.in
     return (experts % 128).astype(np.int32)
 
 
+def expected_kept(
+    key: int, start: int, stop: int, vocab_size: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(ids, offsets) of the nucleus that each token at [start, stop) was sampled from: one to three ids."""
+    sizes = 1 + np.arange(start, stop) % 3
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    ids = np.repeat(expected_ids(key, start, stop, vocab_size), sizes)
+    return ids + (np.arange(len(ids)) - np.repeat(offsets[:-1], sizes)).astype(np.int32), offsets
+
+
+def ids_of_text(text: str, vocab_size: int) -> list[int]:
+    """Ids of a prompt that comes as text: one for each byte."""
+    return [FIRST_ID + byte % (vocab_size - FIRST_ID) for byte in text.encode()]
+
+
 def place(key: int, position: int) -> int:
     """Where in the tables an absolute position of a sequence is found."""
     return (key + position) % PERIOD

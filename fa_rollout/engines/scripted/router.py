@@ -1,7 +1,7 @@
 """The scripted router: SGLang's router as clients see it.
 
-It passes /generate on without the keys that it does not know, tries again under the same id if told to,
-answers 503 while no worker is healthy, and has no control endpoints.
+It passes /generate on, unless told otherwise without the keys that it does not know, tries again under the
+same id if told to, answers 503 while no worker is healthy, and has no control endpoints.
 """
 
 import asyncio
@@ -137,7 +137,8 @@ class RouterServer:
         return {"workers": workers, "total": len(workers)}
 
     async def _forward(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        kept = {key: value for key, value in body.items() if key in _KEPT}
+        drops = self.script.router_drops
+        kept = {key: value for key, value in body.items() if not drops or key in _KEPT}
         payload = msgspec.json.encode({**kept, "model": None, "log_metrics": True})
         status, answer = 503, msgspec.json.encode(_UNAVAILABLE)
         for _ in range(1 + self.script.router_retries):

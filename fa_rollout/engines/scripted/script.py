@@ -109,9 +109,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """Ids outside of the vocabulary end the process, as on SGLang's CPU backend; else they get 400."""
     rules: list[Rule] = []
     workers: list[str] = []
-    """Addresses: this is a router to them, and all else but `host`, `port` and `rules` has no meaning."""
+    """Addresses: this is a router to them, and only `host`, `port`, `rules` and `router_*` have a meaning."""
     router_retries: int = 0
     """Times a router tries again by itself, under the same request id."""
+    router_drops: bool = True
+    """A router leaves out the keys of a request that it does not know, as sglang-router 0.3.2 does; the build
+    of it that slime's image has passes them on."""
     router_health_s: float = 0.2
     """Between a router's looks at its workers' health; 0: it never looks."""
 

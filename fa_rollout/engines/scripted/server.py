@@ -18,6 +18,7 @@ from fa_rollout.engines.scripted.decoder import Job
 from fa_rollout.engines.scripted.faults import Faults
 from fa_rollout.engines.scripted.generate import Request, Streams, check, jobs_of, meta_of
 from fa_rollout.engines.scripted.lengths import length_source
+from fa_rollout.engines.scripted.oracle import ids_of_text
 from fa_rollout.engines.scripted.script import Recorded, Rule, Script
 from fa_rollout.engines.scripted.weights import Weights
 from fa_rollout.engines.scripted.wire import Exchange
@@ -154,6 +155,8 @@ class EngineServer:
         except msgspec.DecodeError as error:
             exchange.send_json({"object": "error", "message": str(error)}, 400)
             return
+        if request.text and not request.input_ids:
+            request.input_ids = ids_of_text(request.text, self.script.vocab_size)
         self._record(exchange, request.rid, request.summary(), request.input_ids)
         rule = self.faults.meet("/generate", request.rid, request.input_ids)
         self._obey(rule, exchange, lambda: self._admit(exchange, request, rule))

@@ -25,7 +25,13 @@ class DataSource:
             return self.buffer.pop(0)
         number = self.sample_group_index
         group = [
-            Sample(group_index=number, index=self.sample_index + i, prompt=prompt(number), label=number)
+            Sample(
+                group_index=number,
+                index=self.sample_index + i,
+                prompt=prompt(number),
+                label=number,
+                multimodal_inputs={"images": ["an image"]} if self.args.multimodal_keys else None,
+            )
             for i in range(self.args.n_samples_per_prompt)
         ]
         self.sample_group_index += 1

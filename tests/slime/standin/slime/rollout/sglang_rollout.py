@@ -19,7 +19,6 @@ class GenerateState(metaclass=SingletonMeta):
     def __init__(self, args: Any) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
-        self.processor = None
         self.semaphore: Any = asyncio.Semaphore(
             args.sglang_server_concurrency * get_rollout_num_engines(args)
         )
@@ -29,10 +28,32 @@ class GenerateState(metaclass=SingletonMeta):
             "top_k": args.rollout_top_k,
             "max_new_tokens": args.rollout_max_response_len,
         }
+        if args.rollout_top_p != 1.0:
+            self.sampling_params["custom_params"] = {"return_top_p_token_ids": True}
+        self.processor = Processor() if args.multimodal_keys else None
         self.aborted = False
 
 
+class Processor:
+    """Turns a prompt with images into ids, and into what is trained on."""
+
+    def __call__(self, sample: Sample, tokenizer: Any) -> Any:
+        assert sample.multimodal_inputs is not None
+        sample.multimodal_train_inputs = {
+            "pixels": [len(image) for image in sample.multimodal_inputs["images"]]
+        }
+        return tokenizer.encode(sample.prompt, add_special_tokens=False)
+
+
+def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
+    main = (args.sglang_router_ip, args.sglang_router_port)
+    host, port = (args.sglang_model_routers or {}).get(model_name, main)
+    return f"http://{host}:{port}{endpoint}"
+
+
 def _prepare_prompt_ids(sample: Sample, tokenizer: Any, processor: Any) -> Any:
+    if processor is not None and sample.multimodal_inputs and not sample.tokens:
+        return processor(sample, tokenizer)
     return sample.tokens or tokenizer.encode(sample.prompt, add_special_tokens=False)
 
 
@@ -42,7 +63,9 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     sampling_params["max_new_tokens"] -= sample.response_length
     sample.tokens = sample.tokens or list(prompt_ids)
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-    payload = {"input_ids": prompt_ids, "sampling_params": sampling_params, "return_logprob": True}
+    payload: dict[str, Any] = {"sampling_params": sampling_params, "return_logprob": True}
+    images = (sample.multimodal_inputs or {}).get("images")
+    payload |= {"text": sample.prompt, "image_data": images} if images else {"input_ids": prompt_ids}
     with trace_span(sample, "sglang_generate") as span:
         output = await post(url, payload)
         span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
@@ -88,14 +111,21 @@ async def generate_and_rm_group(
         sample.session_id = sample.session_id or str(uuid.uuid4())
     made = await asyncio.gather(
         *(
-            asyncio.create_task(generate_and_rm(args, sample, sampling_params.copy(), evaluation=evaluation))
-            for sample in group
+            asyncio.create_task(
+                generate_and_rm(args, sample, _seeded(args, sampling_params, member), evaluation=evaluation)
+            )
+            for member, sample in enumerate(group)
         )
     )
     if args.group_rm:
         for sample, reward in zip(made, await batched_async_rm(args, made), strict=True):
             sample.reward = reward
     return list(made)
+
+
+def _seeded(args: Any, sampling_params: dict[str, Any], member: int) -> dict[str, Any]:
+    is_seeded = getattr(args, "sglang_enable_deterministic_inference", False)
+    return sampling_params | ({"sampling_seed": args.rollout_seed + member} if is_seeded else {})
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:

@@ -1,10 +1,17 @@
 """The sample, with the attributes that conversion, metrics and plug-ins read."""
 
+import base64
 import os
 import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import numpy as np
+
+
+def decoded(text: str) -> Any:
+    return np.frombuffer(bytearray(base64.b64decode(text)), np.int32)
 
 
 @dataclass
@@ -71,6 +78,7 @@ class Sample:
             self.loss_mask = (self.loss_mask or [1] * before) + [int(trainable)] * len(tokens)
             values = [float(p) for p in log_probs] if log_probs is not None else [0.0] * len(tokens)
             self.rollout_log_probs = (self.rollout_log_probs or [0.0] * before) + values
+        self._take_replays(args, meta_info or {}, len(tokens))
         if meta_info and "finish_reason" in meta_info:
             self.prefix_cache_info.cached_tokens += meta_info.get("cached_tokens", 0)
             self.prefix_cache_info.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
@@ -81,6 +89,22 @@ class Sample:
         for values in (self.loss_mask, self.rollout_log_probs):
             if values is not None and len(values) != self.response_length:
                 raise ValueError(f"{len(values)} entries for {self.response_length} response tokens")
+
+    def _take_replays(self, args: Any, meta_info: dict[str, Any], num_tokens: int) -> None:
+        """Kept ids belong to the tokens that they come with, routed experts to all tokens but the last."""
+        if "top_p_token_ids" in meta_info:
+            ids, offsets = (decoded(meta_info[f"top_p_token_{name}"]) for name in ("ids", "offsets"))
+            if len(offsets) != num_tokens + 1:
+                raise ValueError(f"{len(offsets)} offsets of kept ids for {num_tokens} tokens")
+            before = (
+                np.array([0]) if self.rollout_top_p_token_ids is None else self.rollout_top_p_token_offsets
+            )
+            kept = [] if self.rollout_top_p_token_ids is None else self.rollout_top_p_token_ids
+            self.rollout_top_p_token_ids = np.concatenate([kept, ids]).astype(np.int32)
+            self.rollout_top_p_token_offsets = np.concatenate([before, offsets[1:] + before[-1]])
+        if "routed_experts" in meta_info:
+            shape = (len(self.tokens) - 1, args.num_layers, args.moe_router_topk)
+            self.rollout_routed_experts = decoded(meta_info["routed_experts"]).reshape(shape)
 
 
 # A test may want slime to take as long to import as the real one does.
