@@ -5,17 +5,22 @@ one message without a traceback and before anything has been started.
 """
 
 import argparse
+import difflib
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fa_rollout import flags
+from fa_rollout.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
-from fa_rollout.verbs import demo, run
+from fa_rollout.verbs import completion, config, demo, replay, run
+from fa_rollout.verbs.configured import add_keys
 from fa_rollout.version import __version__
 from shm.errors import FaRolloutError
 
-VERBS = (run, demo)
+VERBS = (run, demo, config, replay, completion)
 """In the order of the help."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -23,14 +28,39 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and return the exit code."""
     own, command = _split(list(sys.argv[1:] if arguments is None else arguments))
-    options = parser().parse_args(own)
-    if command and not options.takes_command:
-        _refuse(f"a trainer's command after -- does not go with {options.verb}, found {' '.join(command)!r}")
-    logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
     try:
+        own, changes = flags.take(own)
+        options = _options(own)
+        if changes and not getattr(options, "takes_keys", False):
+            _refuse(f"{options.verb} takes no configuration keys, found [{', '.join(changes)}]")
+        if command and not options.takes_command:
+            text = f"a trainer's command after -- does not go with {options.verb}"
+            _refuse(f"{text}, found {' '.join(command)!r}")
+        options.changes = changes
+        logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
         return int(options.call(options, command))
     except (FaRolloutError, OSError) as error:
         _refuse(str(error))
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    top = parser()
+    options, unknown = top.parse_known_args(words)
+    if unknown:
+        _refuse(f"{options.verb}: unknown argument {unknown[0]}{_hint(unknown[0], options)}")
+    return options
+
+
+def _hint(word: str, options: argparse.Namespace) -> str:
+    """The option that somebody may have meant: one of the command's own, or a key without its section."""
+    if not word.startswith("--"):
+        return ""
+    name = word[2:].partition("=")[0]
+    near = difflib.get_close_matches(f"--{name}", options.names, n=1, cutoff=0.75)
+    if not near and getattr(options, "takes_keys", False):
+        key = nearest(name.replace("-", "_"))
+        near = [] if key is None else [f"--{key}"]
+    return f"; did you mean {near[0]}?" if near else f"; see fa-rollout-proc {options.verb} --help"
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -46,8 +76,8 @@ def _refuse(text: str) -> NoReturn:
     raise SystemExit(EXIT_REFUSED)
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
+def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
+    """All commands and their arguments; `with_keys`: flags of configuration keys too, for completion."""
     codes = "\n".join(f"  {code:>4}  {meaning}" for code, meaning in EXIT_CODES.items())
     parser = argparse.ArgumentParser(
         prog="fa-rollout-proc",
@@ -61,6 +91,10 @@ def parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb in VERBS:
         verb.add(verbs)
+    for command in verbs.choices.values():
+        command.set_defaults(names=sorted(set(re.findall(r"--[a-z][a-z-]+", command.format_help()))))
+        if with_keys and command.get_default("takes_keys"):
+            add_keys(command)
     return parser
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.cli import main, parser
+from fa_rollout.cli import main
 from fa_rollout.config import load
-from fa_rollout.verbs.run import EXAMPLE, configuration
+from fa_rollout.verbs.run import EXAMPLE
 
 
 def run(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -16,7 +16,9 @@ def run(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["demo", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["demo", "--help"], ["replay", "--help"], ["--version"]]
+)
 def test_help_ends_well(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
@@ -68,14 +70,6 @@ def test_a_shard_must_be_one_of_its_number(tmp_path: Path) -> None:
         done = run("run", "none.toml", f"--shard={text}", folder=tmp_path)
         assert done.returncode == 2
         assert "must be I/N with I from 0 to N - 1" in done.stderr
-
-
-def test_shard_and_replay_change_the_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(EXAMPLE[EXAMPLE.index("  [data]") :])
-    options = parser().parse_args(["run", str(path), "--shard", "1/2", "--replay", "events.jsonl"])
-    config = configuration(options)
-    assert (config.data.shard, config.data.num_shards, config.run.replay) == (1, 2, "events.jsonl")
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 import argparse
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
-from fa_rollout.config import Config, load
+from fa_rollout.config import Config
 from fa_rollout.launcher.ending import EXIT_REFUSED
 from fa_rollout.preflight import is_fit
+from fa_rollout.verbs.configured import add_arguments, configuration
 
 EXAMPLE = """\
 the smallest configuration:
@@ -32,26 +31,34 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = verbs.add_parser(
         "run",
         help="start a run from a configuration, and a trainer beside it",
-        usage="fa-rollout-proc run CONFIG [-- TRAINER COMMAND ...]",
+        usage="fa-rollout-proc run [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
         description=(
             "Starts the hub, the generator and, where the configuration names no engine, the embedded one.\n"
             "What follows -- is started as the trainer and finds the run by its environment\n"
             "(TrainerHook.attach() reads it). Without a trainer the run waits for one: the three variables\n"
             "that it needs are printed, and the run outlives its restarts."
         ),
-        epilog=f"examples:\n  fa-rollout-proc run run.toml -- torchrun --nproc-per-node 8 train.py\n"
-        f"  fa-rollout-proc run run.toml\n\n{EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=(
+            "examples:\n"
+            "  fa-rollout-proc run run.toml -- torchrun --nproc-per-node 8 train.py\n"
+            "  fa-rollout-proc run run.toml --rollout.staleness 2 --ring.bytes 8GiB -- python train.py\n"
+            "  fa-rollout-proc run run.toml\n"
+            "  fa-rollout-proc doctor run.toml      # what would go wrong, and how to mend it\n"
+            "  fa-rollout-proc run --help-keys staleness\n\n" + EXAMPLE
+        ),
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file")
-    parser.add_argument("--shard", type=_shard, metavar="I/N", help="prompts of node I of N (data.shard)")
-    parser.add_argument("--replay", metavar="LOG", help="give a recorded run's steps out again (run.replay)")
+    add_arguments(parser)
     parser.set_defaults(call=call, takes_command=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Run, and return the exit code."""
-    config = configuration(options)
+    return start(configuration(options), command)
+
+
+def start(config: Config, command: Sequence[str]) -> int:
+    """Run a checked configuration, and return the exit code."""
     if not is_fit(config, command):
         return EXIT_REFUSED
     from fa_rollout.launcher.launch import Seat, launch
@@ -60,27 +67,8 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     return launch(config, command, seat=seat).exit_code
 
 
-def configuration(options: argparse.Namespace) -> Config:
-    """The file's configuration, changed by what the command line says."""
-    config = load(options.config)
-    if options.shard is not None:
-        shard, num_shards = options.shard
-        data = replace(config.data, shard=shard, num_shards=num_shards)
-        config = replace(config, data=data)
-    if options.replay is not None:
-        config = replace(config, run=replace(config.run, replay=options.replay))
-    return config
-
-
 def _tell_trainers(environment: Mapping[str, str]) -> None:
     print("# A trainer of this run needs these in its environment:")
     for name, value in environment.items():
         print(f"export {name}={value}")
     print("# Ctrl-C ends the run.", flush=True)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    shard, _, num_shards = text.partition("/")
-    if not (shard.isdigit() and num_shards.isdigit() and int(shard) < int(num_shards)):
-        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, found {text!r}")
-    return int(shard), int(num_shards)

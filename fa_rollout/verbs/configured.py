@@ -1,0 +1,93 @@
+"""What the commands that take a CONFIG have in common: its file, its flags, and their help."""
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from msgspec.structs import replace
+
+from fa_rollout.config import Config, ConfigError, load
+from fa_rollout.keys import sections
+
+_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG and what changes it; flags of keys are taken from the command line before it is parsed."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a TOML file; flags may stand for it")
+    parser.add_argument("--shard", type=_shard, metavar="I/N", help="prompts of node I of N (data.shard)")
+    parser.add_argument(
+        "--help-keys",
+        action=_HelpKeys,
+        nargs="?",
+        metavar="WORD",
+        help="all configuration keys, or those with WORD; each is a flag too: --rollout.staleness 2",
+    )
+    parser.set_defaults(takes_keys=True)
+
+
+def configuration(options: argparse.Namespace) -> Config:
+    """The file's configuration, changed by what the command line says.
+
+    Raises:
+        ConfigError: there is neither file nor flag, or a rule is broken.
+    """
+    if options.config is None and not options.changes:
+        raise ConfigError(
+            f"{options.verb} needs a CONFIG file, or its keys as flags such as --data.path; "
+            "`fa-rollout-proc run --help` shows the smallest one"
+        )
+    config = load(options.config, options.changes)
+    if options.shard is not None:
+        shard, num_shards = options.shard
+        config = replace(config, data=replace(config.data, shard=shard, num_shards=num_shards))
+    return config
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """A flag for each configuration key, for programs that read the parser, such as shell completion."""
+    for section in sections():
+        group = parser.add_argument_group(section.name)
+        for key in section.keys:
+            choices = [part for part in get_args(key.hint) if isinstance(part, str)]
+            group.add_argument(key.flag, choices=choices or None, help=key.doc.partition(". ")[0] or key.kind)
+
+
+class _HelpKeys(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(help_keys("" if values is None else str(values)), end="")
+        parser.exit()
+
+
+def help_keys(word: str) -> str:
+    """The keys in whose name, section or meaning a word is found; all of them for an empty one."""
+    parts: list[str] = []
+    for section in sections():
+        found = [key for key in section.keys if word.lower() in f"{key.flag} {key.doc}".lower()]
+        if found:
+            parts.append(f"[{section.name}]  {section.doc}\n")
+        for key in found:
+            default = "required" if key.default is None else f"default {key.default}"
+            parts.append(f"  {key.flag}  {key.words}; {default}\n")
+            parts += [
+                f"{line}\n"
+                for line in textwrap.wrap(
+                    key.doc, _WIDTH, initial_indent="      ", subsequent_indent="      "
+                )
+            ]
+        parts += ["\n"] if found else []
+    return "".join(parts) or f"no configuration key has {word!r} in its name or meaning\n"
+
+
+def _shard(text: str) -> tuple[int, int]:
+    shard, _, num_shards = text.partition("/")
+    if not (shard.isdigit() and num_shards.isdigit() and int(shard) < int(num_shards)):
+        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, found {text!r}")
+    return int(shard), int(num_shards)
