@@ -1,0 +1,114 @@
+"""Everything that a simulated run depends on: the knobs of a run, its engines, its trainer, its answers."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fa_rollout.config import Config, ConfigError, from_dict
+
+Lengths = Callable[[random.Random, int, int], list[int]]
+"""(random numbers, group, samples) -> the response lengths of that group's samples, in tokens."""
+VAST_RING_BYTES = 1 << 40
+
+
+def lognormal_lengths(median: float, sigma: float, low: int, high: int) -> Lengths:
+    """Each sample's by itself: lognormal, clipped to [low, high]."""
+    mean = float(np.log(median))
+
+    def draw(rng: random.Random, group: int, num_samples: int) -> list[int]:
+        return [int(min(high, max(low, rng.lognormvariate(mean, sigma)))) for _ in range(num_samples)]
+
+    return draw
+
+
+def recorded_lengths(groups: Sequence[Sequence[int]]) -> Lengths:
+    """Group k has the lengths of recorded group k, from the start again at the end.
+
+    A group that was recorded with another number of samples is drawn from, so that what is alike about the
+    answers to one prompt stays so.
+    """
+
+    def draw(rng: random.Random, group: int, num_samples: int) -> list[int]:
+        known = groups[group % len(groups)]
+        return list(known) if len(known) == num_samples else rng.choices(known, k=num_samples)
+
+    return draw
+
+
+def lengths_of_file(path: Path, high: int) -> Lengths:
+    """Each sample's by itself, drawn from a file of whole numbers, one a line; cut at `high`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        numbers = [int(line) for line in path.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"lengths must be a file of whole numbers, one a line, found {path}: {error}"
+        ) from None
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"lengths must be 1 or more, found {min(numbers, default='none')} in {path}")
+    return lambda rng, group, num_samples: [min(high, n) for n in rng.choices(numbers, k=num_samples)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run that might be."""
+
+    num_steps: int = 60
+    groups_per_step: int = 8
+    samples_per_group: int = 4
+    update_interval: int = 1
+    staleness: int = 4
+    staleness_policy: str = "wait"
+    surplus_groups: int = 0
+    partial: str = "resume"
+    """`restart`: what an update meets half-made begins anew."""
+    rejection: float = 0.0
+    """Share of finished groups that a filter rejects."""
+    lengths: Lengths = field(default_factory=lambda: lognormal_lengths(1500, 0.8, 64, 8192))
+    prompt_tokens: int = 256
+    """Only their bytes in the ring count."""
+    num_engines: int = 1
+    num_slots: int = 32
+    """Requests that one engine serves at once."""
+    tokens_per_s: float = 1500.0
+    """Decode rate of one request, alone."""
+    total_tokens_per_s: float = 0.0
+    """Most that one engine decodes for all its requests together; 0: no limit."""
+    prefill_s: float = 0.0
+    """From a request's start to its first token."""
+    reward_s: float = 0.0
+    """From a group's last token to its record; it holds no slot."""
+    train_s: float = 1.0
+    write_s: float = 0.0
+    """Time that the trainer writes weights while the engines go on."""
+    update_s: float = 0.05
+    """Time that engines stand still for an update."""
+    ring_bytes: int = VAST_RING_BYTES
+    seed: int = 0
+
+    def config(self) -> Config:
+        """The configuration of such a run."""
+        return from_dict(
+            {
+                "data": {"path": "simulated"},
+                "reward": {"function": "simulated.reward"},
+                "engine": {"urls": ["http://simulated"]},
+                "ring": {"bytes": self.ring_bytes},
+                "rollout": {
+                    "num_steps": self.num_steps,
+                    "groups_per_step": self.groups_per_step,
+                    "samples_per_group": self.samples_per_group,
+                    "update_interval": self.update_interval,
+                    "staleness": self.staleness,
+                    "staleness_policy": self.staleness_policy,
+                    "partial": self.partial,
+                    "surplus_groups": self.surplus_groups,
+                },
+            }
+        )
