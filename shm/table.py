@@ -273,6 +273,10 @@ class RingTable:
             stuck_bytes=sum(other.end - other.position for other in self._order if other.free),
         )
 
+    def num_held(self, holder: Hashable) -> int:
+        """Records that a holder leases."""
+        return len(self._held.get(holder, ()))
+
     def holders(self, sequence: int) -> tuple[Hashable, ...]:
         """Who leases a record; empty when nobody does or it is free."""
         live = self._live.get(sequence)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fa_rollout.client.background import Background
 from fa_rollout.client.clock import ActiveClock, Timer
@@ -93,6 +94,10 @@ class Flights:
     def oldest(self) -> Flight | None:
         """The flight that has been in the air longest."""
         return next(iter(self._aloft.values()), None)
+
+    def oldest_few(self, count: int) -> list[Flight]:
+        """Those that have been in the air longest, the oldest first."""
+        return list(islice(self._aloft.values(), count))
 
     async def _expire(self, flight: Flight) -> None:
         """The deadline passed: see whether somebody paused the engine, else abort there and give up."""

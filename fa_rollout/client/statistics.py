@@ -14,6 +14,8 @@ from fa_rollout.client.errors import FailureClass
 from fa_rollout.client.flight import Flights
 
 _REMEMBERED = 1024
+_SHARES = (50, 90, 99)
+_NUM_SLOWEST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class LaneStatistics:
     url: str
     num_in_flight: int
     num_allowed: int
-    """Requests it may hold now; less than configured after an overload or an outage."""
+    """Requests it may hold now; less than `capacity` after an overload or an outage."""
+    capacity: int
     num_done: int
     num_aborted: int
     """Of those done, the ones that ended as aborts."""
@@ -33,6 +36,17 @@ class LaneStatistics:
     last_error: str
     latency_s: dict[str, float]
     """p50, p90, p99 of the latest answers; empty before the first."""
+    version: str | None
+    """Label of the newest token that it answered with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightAge:
+    """A request that waits for its answer."""
+
+    rid: str
+    url: str
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +66,8 @@ class PoolStatistics:
     oldest_rid: str | None
     oldest_age_s: float
     oldest_url: str | None
+    slowest: tuple[FlightAge, ...]
+    """A few that have been in the air longest, the oldest first."""
 
 
 @dataclass(slots=True)
@@ -62,6 +78,7 @@ class _Page:
     failures: Counter[FailureClass] = field(default_factory=Counter)
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     last_error: str = ""
+    version: str | None = None
 
 
 class Books:
@@ -76,6 +93,8 @@ class Books:
         page.num_done += 1
         page.num_aborted += completion.finish == "abort"
         page.num_tokens += len(completion.output_ids)
+        if completion.versions:
+            page.version = completion.versions[-1][0]
         page.latencies_s.append(time.monotonic() - started_s)
 
     def fail(self, url: str, failure: FailureClass, error: str) -> None:
@@ -87,26 +106,34 @@ class Books:
     def lane(self, lane: Lane) -> LaneStatistics:
         """The picture of one lane."""
         page = self._pages[lane.url]
-        shares = (50, 90, 99) if page.latencies_s else ()
         return LaneStatistics(
             url=lane.url,
             num_in_flight=lane.in_flight,
             num_allowed=lane.window.allowed,
+            capacity=lane.window.capacity,
             num_done=page.num_done,
             num_aborted=page.num_aborted,
             num_tokens=page.num_tokens,
             failures=dict(page.failures),
             circuit=lane.circuit.state,
             last_error=page.last_error,
-            latency_s={f"p{s}": float(np.percentile(list(page.latencies_s), s)) for s in shares},
+            latency_s=_percentiles(page.latencies_s),
+            version=page.version,
         )
+
+
+def _percentiles(latencies_s: deque[float]) -> dict[str, float]:
+    if not latencies_s:
+        return {}
+    values = np.percentile(list(latencies_s), _SHARES)
+    return {f"p{share}": float(value) for share, value in zip(_SHARES, values, strict=True)}
 
 
 def take_statistics(
     books: Books, dispatcher: Dispatcher, flights: Flights, clock: ActiveClock
 ) -> PoolStatistics:
     """A pool's picture from its parts."""
-    oldest = flights.oldest()
+    oldest, now_s = flights.oldest(), time.monotonic()
     return PoolStatistics(
         lanes=tuple(books.lane(lane) for lane in dispatcher.lanes),
         num_in_flight=sum(lane.in_flight for lane in dispatcher.lanes),
@@ -116,6 +143,10 @@ def take_statistics(
         is_paused=clock.is_stopped,
         paused_s=clock.lost_s,
         oldest_rid=oldest.rid if oldest else None,
-        oldest_age_s=time.monotonic() - oldest.started_s if oldest else 0.0,
+        oldest_age_s=now_s - oldest.started_s if oldest else 0.0,
         oldest_url=oldest.lane.url if oldest else None,
+        slowest=tuple(
+            FlightAge(rid=flight.rid, url=flight.lane.url, age_s=now_s - flight.started_s)
+            for flight in flights.oldest_few(_NUM_SLOWEST)
+        ),
     )

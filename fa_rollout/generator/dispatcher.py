@@ -14,11 +14,13 @@ Invariant: every assignment is answered exactly once, whatever its group's task 
 
 import asyncio
 import logging
+import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from heapq import nsmallest
 
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
@@ -26,7 +28,7 @@ from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.rewards.pool import RewardWorkersLost
-from trainer_hook.messages import Assignment, Dispatched, Message, Settled, Settlement
+from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,19 @@ class Dispatcher:
             self.gate.hold("ring")
         else:
             self.gate.release("ring")
+
+    def oldest(self, count: int = 3) -> list[Lingering]:
+        """Groups that have been at work longest, the oldest first."""
+        now_s = time.monotonic()
+        begun = [job for job in self._running if job.started_s]
+        return [
+            Lingering(
+                name=f"group {job.assignment.group}",
+                age_s=now_s - job.started_s,
+                where=f"{job.num_claimed} samples to go" if job.num_claimed else "reward, filter or ring",
+            )
+            for job in nsmallest(count, begun, key=lambda job: job.started_s)
+        ]
 
     @property
     def num_queued(self) -> int:

@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer_hook.messages import Message, Pulse
+from fa_rollout.client.circuit import CircuitState
+from fa_rollout.client.statistics import PoolStatistics
+from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse
 
 BEAT_S = 0.05
 PULSE_S = 1.0
@@ -23,6 +25,34 @@ class Figures:
     num_tokens: int = 0
     """Sampled so far."""
     others: dict[str, float] = field(default_factory=dict)
+    engines: list[EngineFigures] = field(default_factory=list)
+    slowest: list[Lingering] = field(default_factory=list)
+
+
+def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
+    """The lanes of a pool, for the hub."""
+    return [
+        EngineFigures(
+            url=lane.url,
+            in_flight=lane.num_in_flight,
+            allowed=lane.num_allowed,
+            capacity=lane.capacity,
+            is_out=lane.circuit is CircuitState.OPEN,
+            num_done=lane.num_done,
+            num_aborted=lane.num_aborted,
+            num_tokens=lane.num_tokens,
+            failures={failure.value: count for failure, count in lane.failures.items()},
+            last_error=lane.last_error,
+            latency_s=lane.latency_s,
+            version=lane.version,
+        )
+        for lane in pool.lanes
+    ]
+
+
+def slowest_requests(pool: PoolStatistics) -> list[Lingering]:
+    """A few requests that wait longest for their answers."""
+    return [Lingering(name=flight.rid, age_s=flight.age_s, where=flight.url) for flight in pool.slowest]
 
 
 class Heart:
@@ -55,6 +85,8 @@ class Heart:
                     tokens_per_s=tokens_per_s,
                     loop_gap_ms=1000.0 * gap_s,
                     figures=figures.others,
+                    engines=figures.engines,
+                    slowest=figures.slowest,
                 )
             )
             told_s, gap_s, num_tokens = now_s, 0.0, figures.num_tokens

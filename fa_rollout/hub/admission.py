@@ -60,8 +60,14 @@ def credit(window: Window, load: Load) -> int:
     from the start of the run: the cumulative form stops for good when more than one batch is trained per
     version.
     """
+    return max(0, min(limits(window, load).values()) - load.live)
+
+
+def limits(window: Window, load: Load) -> dict[str, int]:
+    """The groups that each limit allows to be live, by its name."""
     bound = (window.staleness + 1) * window.groups_per_version - load.handed_since_publication
-    if bound <= 0:
-        return 0
-    room = min(bound + window.surplus_groups, load.remaining, byte_limit(window, load))
-    return max(0, room - load.live)
+    return {
+        "the staleness bound": bound + window.surplus_groups if bound > 0 else 0,
+        "the end of the run": load.remaining,
+        "room in the ring": byte_limit(window, load),
+    }

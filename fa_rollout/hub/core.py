@@ -1,13 +1,17 @@
 """What the hub's parts share: the run's state, and the two ways to speak of trouble."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from fa_rollout.config import Config
+from fa_rollout.hub.clocks import TrainerClock
 from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.history import History
+from fa_rollout.hub.pulses import Pulses
 from fa_rollout.hub.replay import Recording
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
@@ -60,6 +64,14 @@ class Core:
     """Ring tail that the generator knows."""
     announced: Announce | None = None
     """What a launcher that feeds the prompts announced last."""
+    began_s: float = field(default_factory=time.monotonic)
+    history: History = field(default_factory=History)
+    clock: TrainerClock = field(default_factory=TrainerClock)
+    pulses: Pulses = field(default_factory=Pulses)
+    concurrency: int = 0
+    """Samples that the engines take at once."""
+    no_generator_since_s: float = field(default_factory=time.monotonic)
+    """Where none is up."""
 
     @property
     def ring_bytes(self) -> int:
@@ -79,6 +91,7 @@ class Core:
     def warn(self, text: str) -> None:
         """Something degraded that repairs itself: the launcher says it, every rank logs it."""
         self.log.write("warning", text=text)
+        self.history.warned(text)
         self.outbox.to_launcher(Notice(text=text))
         for rank in self.world.members.values():
             self.outbox.to_rank(rank, Notice(text=text))

@@ -119,7 +119,19 @@ class Flow:
     @property
     def num_credits(self) -> int:
         """Groups that the limits allow to start now."""
-        load = admission.Load(
+        return admission.credit(self.window, self._load)
+
+    @property
+    def tightest_limit(self) -> str:
+        """The limit by which no further group may start now; empty when some may."""
+        load = self._load
+        limits = admission.limits(self.window, load)
+        name = min(limits, key=limits.__getitem__)
+        return name if limits[name] <= load.live else ""
+
+    @property
+    def _load(self) -> admission.Load:
+        return admission.Load(
             live=self.books.counts().live,
             handed_since_publication=self.handed_since_publication,
             remaining=self.num_remaining,
@@ -127,7 +139,6 @@ class Flow:
             ring_bytes=self.config.ring.bytes,
             handed_bytes=sum(step.num_bytes for step in self.open_steps.values()),
         )
-        return admission.credit(self.window, load)
 
     # --- the generator's news ---------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 In: messages of one life of the generator. Out: changes of the books.
 """
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -16,6 +18,9 @@ from fa_rollout.hub.meter import TooManyFailures
 from fa_rollout.hub.stream import Source, Stream
 from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
+from trainer_hook.messages import Settlement
+
+LOST = (Settlement.FILTERED, Settlement.FAILED, Settlement.DROPPED)
 
 
 class GeneratorDesk:
@@ -42,6 +47,7 @@ class GeneratorDesk:
                 self._generator_ready(message)
             case m.Pulse():
                 self._core.pulse = message
+                self._core.pulses.add(message, time.monotonic())
             case m.Warned():
                 self._core.warn(message.text)
             case m.GaveUp():
@@ -72,7 +78,12 @@ class GeneratorDesk:
             case m.Settled():
                 self._settle(message, flow)
             case m.WeightsPublished():
-                if self._core.updates.published(message, flow):
+                core = self._core
+                write_s, load_s = core.clock.write_s, core.clock.update_s(time.monotonic())
+                if core.updates.published(message, flow):
+                    core.history.published(
+                        message.version, write_s=write_s, load_s=load_s, bubble_s=message.bubble_s
+                    )
                     self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
 
     def _commit(self, message: m.Commit, flow: Flow) -> None:
@@ -104,6 +115,8 @@ class GeneratorDesk:
             event = message.outcome if flow.settle(message) else "unwanted"
         except TooManyFailures as error:
             self._core.give_up("GeneratorFailed", str(error))
+        if event in LOST:
+            self._core.history.lost(event, message.reason)
         self._core.log.write(event, group=message.group, attempt=message.attempt, reason=message.reason)
 
     def gone(self, how: str, *, will_restart: bool) -> None:
@@ -111,7 +124,9 @@ class GeneratorDesk:
         lost = self._core.flow.generator_died() if self._core.flow else []
         self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
         self._core.pulse = None
+        self._core.pulses.end_life()
         self._core.generator_is_up = False
+        self._core.no_generator_since_s = time.monotonic()
         self._core.evaluations.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
@@ -149,6 +164,7 @@ class GeneratorDesk:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
         self._core.generator_is_up = True
+        self._core.concurrency = message.concurrency
         self._core.evaluations.generator_is_up()
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
@@ -168,6 +184,12 @@ class GeneratorDesk:
         )
         return self._flow(stream)
 
+    def _note(self, event: str, **values: Any) -> None:
+        """What befalls groups in the flow alone."""
+        if event in LOST:
+            self._core.history.lost(event, str(values.get("reason", "")))
+        self._core.log.write(event, **values)
+
     def _flow(self, source: Source) -> Flow:
         core = self._core
         return Flow(
@@ -175,7 +197,7 @@ class GeneratorDesk:
             source,
             core.table,
             lineage=core.lineage,
-            note=core.log.write,
+            note=self._note,
             recording=core.recording,
         )
 

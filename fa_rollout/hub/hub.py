@@ -22,7 +22,7 @@ from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.evaluations import Evaluations
 from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.fed import FedStream, LauncherDesk
-from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.flow import Flow, Step
 from fa_rollout.hub.generator_desk import GeneratorDesk
 from fa_rollout.hub.rank_desk import RankDesk
 from fa_rollout.hub.steps import Steps
@@ -66,7 +66,7 @@ class Hub:
                 to_generator=outbox.to_generator,
             ),
             evaluations=Evaluations(note=log.write, to_rank=outbox.to_rank, to_generator=outbox.to_generator),
-            steps=Steps(config, world, outbox.to_rank, log.write),
+            steps=Steps(config, world, outbox.to_rank, log.write, on_trained=self._trained),
             weights_dir=weights_dir,
             lineage=secrets.token_hex(4),
             recording=None if config.run.replay is None else replay.read(config.run.replay),
@@ -82,6 +82,10 @@ class Hub:
 
     def advance(self) -> None:
         """Do all that the last events made possible."""
+        self._follow_up()
+        self.core.clock.look(self.core.world, self.core.steps, self.core.updates.phase, time.monotonic())
+
+    def _follow_up(self) -> None:
         core = self.core
         if core.stop_reason is not None:
             core.steps.end(core.stop_reason, from_step=core.flow.step if core.flow else 0)
@@ -115,6 +119,11 @@ class Hub:
             self.core.log.write("issued", groups=[a.group for a in assignments])
             payloads = [] if self._fed is None else [self._fed.payload(a.group) for a in assignments]
             self.core.outbox.to_generator(Start(groups=assignments, payloads=payloads))
+
+    def _trained(self, step: Step) -> None:
+        clock, now_s = self.core.clock, time.monotonic()
+        is_first = clock.is_first_lap
+        self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first)
 
     def _stop_hopeless(self, flow: Flow) -> None:
         """Engines need not finish what no step can train any more."""

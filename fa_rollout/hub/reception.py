@@ -8,8 +8,8 @@ import hmac
 import time
 from dataclasses import dataclass
 
-from fa_rollout.hub.figures import statistics
 from fa_rollout.hub.hub import Hub
+from fa_rollout.hub.observers import Observers
 from fa_rollout.hub.selector import Selector
 from fa_rollout.hub.world import Attachment
 from shm.channel import Channel
@@ -46,6 +46,7 @@ class Reception:
         self._token = token
         self._ring_fd = ring_fd
         self._connections: dict[Channel, Connection] = {}
+        self.observers = Observers(hub.core, selector)
         selector.watch(listener, self._accept)
 
     def tick(self, now_s: float) -> None:
@@ -87,8 +88,8 @@ class Reception:
         if connection.rank is not None:
             self._hub.ranks.from_rank(connection.rank, message)
         elif connection.is_observer and isinstance(message, m.Query):
-            value = statistics(self._hub.core) if message.what == "statistics" else None
-            self._selector.send(connection.channel, m.Reply(request=message.request, value=value))
+            if not self.observers.answer(connection.channel, message):
+                raise ChannelError("an observer must read what it asks for, and this one does not")
         elif isinstance(message, m.Hello):
             self._greet(connection, message)
         else:
@@ -100,8 +101,10 @@ class Reception:
             self._refuse(connection, "HandshakeRefused", stranger)
             return
         if hello.role == "observer":
-            connection.is_observer = True
-            self._selector.send(connection.channel, m.Reply(request=0, value=self._run))
+            refusal = self.observers.admit(connection.channel)
+            connection.is_observer = refusal is None
+            if refusal is not None:
+                self._refuse(connection, "HandshakeRefused", refusal)
             return
         outcome = self._hub.ranks.hello(hello, connection.channel)
         if isinstance(outcome, m.Refused):
@@ -156,5 +159,6 @@ class Reception:
         if connection.pidfd is not None:
             self._selector.unwatch(connection.pidfd)
         connection.channel.close()
+        self.observers.left(connection.channel)
         if connection.rank is not None:
             self._hub.ranks.gone(connection.rank)

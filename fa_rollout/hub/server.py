@@ -178,7 +178,9 @@ class Server:
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
         self._log.write("ended", exit_code=exit_code, text=text, counts=books)
         self._log.close()
-        self.to_launcher(m.RunEnded(exit_code=exit_code, text=text, counts=books))
+        ended = m.RunEnded(exit_code=exit_code, text=text, counts=books)
+        self.to_launcher(ended)
+        self._reception.observers.farewell(ended)
         deadline_s = time.monotonic() + FAREWELL_S
         while not self._selector.flush() and time.monotonic() < deadline_s:
             time.sleep(0.01)

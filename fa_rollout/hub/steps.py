@@ -36,9 +36,16 @@ class Steps:
     """The open steps of a world; at most two, since a rank may be one ahead of the slowest."""
 
     def __init__(
-        self, config: Config, world: World, to_rank: Callable[[Attachment, Message], None], note: Note
+        self,
+        config: Config,
+        world: World,
+        to_rank: Callable[[Attachment, Message], None],
+        note: Note,
+        *,
+        on_trained: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self._note = note
+        self._on_trained = on_trained
         self._config = config
         self._world = world
         self._to_rank = to_rank
@@ -51,6 +58,18 @@ class Steps:
     def has(self, step: int) -> bool:
         """Whether a step is on its way through the ranks."""
         return step in self._open
+
+    def current(self, rank: Attachment) -> int | None:
+        """The step that a rank has a part of and has not finished."""
+        for number, opened in self._open.items():
+            if rank.key in opened.served and rank.key not in opened.outcomes:
+                return number
+        return None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next step waits for the slowest rank to end its last one."""
+        return len(self._open) > 1
 
     def next_step(self, rank: Attachment) -> int | None:
         """The step that a rank has yet to finish; None when it is done with all that are open."""
@@ -67,7 +86,7 @@ class Steps:
         request, number = rank.waiting.request, rank.waiting.step
         opened = self._open.get(number)
         if opened is None:
-            if len(self._open) > 1:
+            if self.is_full:
                 slow = ", ".join(m.name for m in self._world.members.values() if self.is_behind(m))
                 return Wait(reason=f"{slow} to end step {min(self._open)}")
             if number != flow.step:
@@ -106,6 +125,7 @@ class Steps:
         del self._open[message.step]
         if all(outcome is Outcome.TRAINED for outcome in opened.outcomes.values()):
             flow.trained(opened.step)
+            self._on_trained(opened.step)
         else:
             flow.returned(opened.step)
         return opened.step

@@ -98,6 +98,15 @@ class TimeSpent(Part):
         """All of it."""
         return self.waiting + self.training + self.updating + self.outside
 
+    def plus(self, other: "TimeSpent") -> "TimeSpent":
+        """Both together."""
+        return TimeSpent(
+            waiting=self.waiting + other.waiting,
+            training=self.training + other.training,
+            updating=self.updating + other.updating,
+            outside=self.outside + other.outside,
+        )
+
     @property
     def idle(self) -> float | None:
         """Share that was spent in waits for a batch; None where no time was spent."""
@@ -212,7 +221,7 @@ class RingFigures(Part):
 
 
 class StalenessFigures(Part):
-    """How old what is under way would be if it were trained now, in versions; None: nothing is, or unknown."""
+    """How old what is under way would be if trained now, in versions; None: nothing is, or unknown."""
 
     running_max: int | None = None
     ready_max: int | None = None

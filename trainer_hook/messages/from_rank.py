@@ -99,10 +99,13 @@ class Hold(Message):
 
 
 class Query(Message):
-    """Ask for `statistics` or `state`; answered by `Reply` with a value."""
+    """Ask for `statistics` or `state`, as an observer for a `snapshot`; answered by `Reply` with a value."""
 
     request: int
     what: str
+    steps_seen: int = 0
+    """`totals.steps` of the last snapshot that the asker has: the next one brings the steps since."""
+    updates_seen: int = 0
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,78 @@
+"""The generator's reports of the last half minute: rates and shares that one report does not show.
+
+In: pulses, once a second. Out: means over the window, sums over all lives of the generator.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from trainer_hook.messages import Pulse
+
+WINDOW_S = 30.0
+SUMMED = ("tokens", "requests", "aborts", "restarts", "discarded_tokens")
+
+
+class Pulses:
+    """All lives of one run's generator."""
+
+    def __init__(self) -> None:
+        self._window: deque[tuple[float, Pulse]] = deque()
+        self._earlier: Counter[str] = Counter()
+        """Sums of the lives that have ended."""
+        self._ring_full_since_s: float | None = None
+
+    def add(self, pulse: Pulse, now_s: float) -> None:
+        """The generator has reported."""
+        self._window.append((now_s, pulse))
+        if not pulse.num_waiting_for_ring:
+            self._ring_full_since_s = None
+        elif self._ring_full_since_s is None:
+            self._ring_full_since_s = now_s
+        while now_s - self._window[0][0] > WINDOW_S:
+            self._window.popleft()
+
+    def end_life(self) -> None:
+        """This life is over: the next counts from 0 again."""
+        if self._window:
+            figures = self._window[-1][1].figures
+            self._earlier.update({name: int(figures.get(name, 0)) for name in SUMMED})
+        self._window.clear()
+        self._ring_full_since_s = None
+
+    def age_s(self, now_s: float) -> float | None:
+        """Since the last report of the present life; None before its first."""
+        return now_s - self._window[-1][0] if self._window else None
+
+    def ring_full_s(self, now_s: float) -> float:
+        """For how long finished groups have been waiting for room."""
+        return 0.0 if self._ring_full_since_s is None else now_s - self._ring_full_since_s
+
+    def total(self, name: str) -> int:
+        """One of the summed figures, over all lives."""
+        now = self._window[-1][1].figures.get(name, 0) if self._window else 0
+        return self._earlier[name] + int(now)
+
+    @property
+    def load(self) -> float | None:
+        """Share of the engines' slots in use, mean of the window; None where nobody tells."""
+        shares = [
+            sum(engine.in_flight for engine in pulse.engines) / allowed
+            for _, pulse in self._window
+            if (allowed := sum(engine.allowed for engine in pulse.engines))
+        ]
+        return sum(shares) / len(shares) if shares else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean of the window."""
+        return self._rate(lambda pulse: pulse.figures.get("tokens", 0.0))
+
+    def engine_tokens_per_s(self, url: str) -> float:
+        """Of one engine, mean of the window."""
+        return self._rate(lambda pulse: next((e.num_tokens for e in pulse.engines if e.url == url), 0))
+
+    def _rate(self, total: Callable[[Pulse], float]) -> float:
+        if len(self._window) < 2:
+            return self._window[0][1].tokens_per_s if self._window else 0.0
+        (first_s, first), (last_s, last) = self._window[0], self._window[-1]
+        return max(0.0, total(last) - total(first)) / (last_s - first_s)
