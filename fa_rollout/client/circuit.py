@@ -61,6 +61,11 @@ class Window:
         self._next_cut = 0.0
         self._cuts_in_row = 0
 
+    def resize(self, capacity: int) -> None:
+        """Another number of requests from now on; what is in flight beyond it ends."""
+        is_whole, self.capacity = self.allowed == self.capacity, capacity
+        self.allowed = capacity if is_whole else min(self.allowed, capacity)
+
     def grow(self) -> None:
         """A request succeeded."""
         self._cuts_in_row = 0

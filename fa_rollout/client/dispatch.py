@@ -34,12 +34,19 @@ class Lane:
     in_flight: int = 0
     bound: deque["_Waiter"] = field(default_factory=deque)
     """Waiters that want this lane and no other."""
+    is_leaving: bool = False
+    """It gets no more requests; those that it has may end."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests may wait for it."""
+        return not self.circuit.is_open and not self.is_leaving
 
     def has_room(self, now: float) -> bool:
         """True when a request may be sent now."""
         return (
             self.in_flight < self.window.allowed
-            and not self.circuit.is_open
+            and self.is_usable
             and now >= self.window.not_before
         )
 
@@ -126,6 +133,17 @@ class Dispatcher:
         assert lane.in_flight >= 0, "a slot was returned twice"
         self.pump()
 
+    def add(self, lane: Lane) -> None:
+        """A lane joins."""
+        self.lanes.append(lane)
+        self.pump()
+
+    def remove(self, lane: Lane) -> None:
+        """A lane without requests is forgotten."""
+        assert not lane.in_flight, "a lane that leaves is empty"
+        self.lanes.remove(lane)
+        self.rebind(lane)
+
     def rebind(self, lane: Lane) -> None:
         """The lane cannot be used: those who wait for it may go anywhere."""
         bound, lane.bound = lane.bound, deque()
@@ -171,7 +189,7 @@ class Dispatcher:
         """The lane of a routing key: rendezvous hashing, so an outage moves only that engine's keys."""
         if self._balance is not Balance.STICKY or key is None:
             return None
-        usable = [lane for lane in self.lanes if not lane.circuit.is_open]
+        usable = [lane for lane in self.lanes if lane.is_usable]
         return max(usable, key=lambda lane: _score(key, lane.url), default=None)
 
     def _choose(self, avoid: Lane | None, now: float) -> Lane | None:

@@ -87,6 +87,11 @@ class EnginePool:
         return tuple(self._infos)
 
     @property
+    def urls(self) -> list[str]:
+        """Where requests go: engines, or the router."""
+        return [lane.url for lane in self._dispatcher.lanes]
+
+    @property
     def capacity(self) -> int:
         """Requests that all engines hold at once when all are well."""
         return sum(lane.window.capacity for lane in self._dispatcher.lanes if not lane.is_leaving)

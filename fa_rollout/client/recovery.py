@@ -119,8 +119,9 @@ class Recovery:
         while True:
             await asyncio.sleep(interval_s)
             interval_s = min(interval_s * 1.5, _SLOWEST * self._policy.probe_interval_s)
-            # A health check of a paused SGLang blocks, and marks it as unhealthy.
-            if not self._clock.is_stopped and await self._is_well(engine):
+            if engine.url not in self._fleet.lost:
+                return  # it has left
+            if await self.is_ready(engine):
                 break
         self._fleet.lost.discard(engine.url)
         _LOG.warning("event=engine_back endpoint=%s", engine.url)
@@ -128,9 +129,36 @@ class Recovery:
         if lane is not None:
             self._reopen(lane)
 
+    async def is_ready(self, engine: Engine) -> bool:
+        """Whether it works and holds the current weights, which it is given if it lacks them.
+
+        What follows this must not wait before it acts on it: an update may begin.
+        """
+        # A health check of a paused SGLang blocks, and marks it as unhealthy.
+        return not self._clock.is_stopped and await self._is_well(engine)
+
+    @property
+    def must_wait(self) -> bool:
+        """An update goes on: what joins now would miss a part of it."""
+        return self._clock.is_stopped
+
+    def joined(self, lane: Lane) -> None:
+        """An engine more."""
+        self._lanes[lane.url] = lane
+        self._end_outage()
+
+    def left(self, url: str) -> None:
+        """An engine less, which nobody brings back."""
+        self._lanes.pop(url, None)
+        self._fleet.lost.discard(url)
+        self._must_continue.discard(url)
+
     def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()
         lane.window.restart()
+        self._end_outage()
+
+    def _end_outage(self) -> None:
         if self._outage is not None:
             self._outage.cancel()
             self._outage = None

@@ -27,6 +27,7 @@ from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.job import Ending, Job
+from fa_rollout.generator.places import Places
 from fa_rollout.rewards.pool import RewardWorkersLost
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
@@ -67,7 +68,7 @@ class Dispatcher:
         self._retries: deque[Job] = deque()
         self._fresh: deque[Job] = deque()
         self._running: set[Job] = set()
-        self._places = asyncio.Semaphore(capacity)
+        self._places = Places(capacity)
         self._num_claimed = 0
         """Samples of running groups that are placed or wait for a place."""
         self._departed: list[int] = []
@@ -104,6 +105,12 @@ class Dispatcher:
         self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
 
     def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
+    def resize(self, capacity: int) -> None:
+        """Engines take so many samples at once from now on."""
+        self._capacity = capacity
+        self._places.resize(capacity)
+        self._pump()
+
         """Ids of the requests under way for these groups (None: all), or for one sample of each."""
         names = None if groups is None else set(groups)
         return {

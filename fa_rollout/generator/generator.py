@@ -20,6 +20,7 @@ from dataclasses import asdict
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
+from fa_rollout.generator.changes import EngineChanges
 from fa_rollout.generator.dispatcher import Dispatcher
 from fa_rollout.generator.drain import drain
 from fa_rollout.generator.evaluator import Evaluator
@@ -66,9 +67,9 @@ class Generator:
         self._samples = SampleLog(
             config.run, name=run, incarnation=resume.incarnation, warn=lambda t: link.send(m.Warned(text=t))
         )
-        self._capacity = _capacity(config, parts.pool)
+        self._config = config
         self._dispatcher = Dispatcher(
-            capacity=self._capacity,
+            capacity=_capacity(config, parts.pool),
             samples_per_group=config.rollout.samples_per_group,
             group_timeout_s=config.rollout.group_timeout_s,
             send=link.send,
@@ -107,6 +108,12 @@ class Generator:
         )
         self._partials = PartialKeeper(config, self._requester, self._sending)
         self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
+        self._changes = EngineChanges(
+            parts.pool,
+            label=lambda: book.label(book.published),
+            on_capacity=self._resize,
+            send=link.send,
+        )
         self._updates = EngineUpdates(
             parts.pool,
             requester=self._requester,
@@ -164,6 +171,8 @@ class Generator:
                 self._evaluator.begin(message, services)
             case m.DropEvaluation():
                 self._evaluator.drop(message.evaluation)
+            case m.ChangeEngines():
+                self._changes.order(message, services)
             case m.PauseEngines() | m.PublishWeights() | m.ContinueEngines():
                 self._updates.order(message)
             case _:
@@ -175,6 +184,12 @@ class Generator:
     async def _save_partials(self, message: m.SavePartials) -> None:
         self._link.send(await self._partials.save(message, self._dispatcher.running))
 
+    def _resize(self) -> int:
+        """Engines came or went: samples that they take at once now."""
+        capacity = _capacity(self._config, self._parts.pool)
+        self._dispatcher.resize(capacity)
+        return capacity
+
     # --- figures ----------------------------------------------------------------------------------
 
     def _ready(self) -> m.GeneratorReady:
@@ -183,7 +198,7 @@ class Generator:
             num_prompts=len(self._parts.source),
             engines=[engine.url for engine in self._parts.pool.engines],
             spans=self._has_spans,
-            concurrency=self._capacity,
+            concurrency=_capacity(self._config, self._parts.pool),
             model_path=_common([engine.model_path for engine in self._parts.pool.engines]),
         )
 
@@ -214,8 +229,7 @@ class Generator:
 
 def _capacity(config: Config, pool: EnginePool) -> int:
     """Samples of training that engines take at once: evaluations have their own beside them."""
-    num_allowed = sum(lane.num_allowed for lane in pool.statistics().lanes)
-    beside_evaluations = max(num_allowed // 2, num_allowed - config.evaluation.max_concurrent_samples, 1)
+    beside_evaluations = max(pool.capacity // 2, pool.capacity - config.evaluation.max_concurrent_samples, 1)
     return min(beside_evaluations, config.engine.max_concurrent_samples * len(pool.engines))
 
 

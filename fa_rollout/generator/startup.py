@@ -62,7 +62,7 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         ClientError: an address cannot be read, or an engine does not come up.
     """
     pool = EnginePool(
-        config.engine.urls,
+        resume.engines or config.engine.urls,
         router=config.engine.router,
         max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
         policy=_failure_policy(config.engine.request_timeout_s),

@@ -13,6 +13,7 @@ from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.history import History
 from fa_rollout.hub.pulses import Pulses
 from fa_rollout.hub.replay import Recording
+from fa_rollout.hub.roster import Roster
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.world import Attachment, World
@@ -45,6 +46,7 @@ class Core:
     world: World
     updates: Updates
     evaluations: Evaluations
+    roster: Roster
     steps: Steps
     weights_dir: Path
     lineage: str

@@ -55,6 +55,9 @@ class GeneratorDesk:
             case m.EnginesPaused():
                 self._core.updates.paused()
             case m.StageDone() | m.StageFailed():
+            case m.EnginesChanged():
+                self._core.concurrency = message.concurrency
+                self._core.roster.changed(message)
                 self._core.updates.staged(message)
             case m.UpdateFailed():
                 self._core.updates.failed(message.text)
@@ -133,6 +136,7 @@ class GeneratorDesk:
         else:
             self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
+        self._core.roster.generator_is_gone()
     def resume_message(self) -> m.Resume:
         """Where a new generator begins; only when the last is provably gone and all it sent is handled."""
         head, sequence = self._core.table.restart()
@@ -151,6 +155,7 @@ class GeneratorDesk:
 
     def _generator_ready(self, message: m.GeneratorReady) -> None:
         self._core.log.write(
+            engines=self._core.roster.urls,
             "generator_ready",
             incarnation=message.incarnation,
             engines=message.engines,
@@ -173,6 +178,7 @@ class GeneratorDesk:
         self._num_prompts = num_prompts
         if self._fed is not None:
             return self._flow(self._fed)
+        self._core.roster.generator_is_up()
         data = self._core.config.data
         stream = Stream(
             num_prompts=num_prompts,

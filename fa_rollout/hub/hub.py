@@ -25,6 +25,7 @@ from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow, Step
 from fa_rollout.hub.generator_desk import GeneratorDesk
 from fa_rollout.hub.rank_desk import RankDesk
+from fa_rollout.hub.roster import Roster
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.watch import Watch
@@ -68,6 +69,11 @@ class Hub:
             evaluations=Evaluations(note=log.write, to_rank=outbox.to_rank, to_generator=outbox.to_generator),
             steps=Steps(config, world, outbox.to_rank, log.write, on_trained=self._trained),
             weights_dir=weights_dir,
+            roster=Roster(
+                note=log.write,
+                warn=lambda text: self.core.warn(text),
+                to_generator=outbox.to_generator,
+            ),
             lineage=secrets.token_hex(4),
             recording=None if config.run.replay is None else replay.read(config.run.replay),
         )

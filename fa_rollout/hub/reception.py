@@ -90,10 +90,17 @@ class Reception:
         elif connection.is_observer and isinstance(message, m.Query):
             if not self.observers.answer(connection.channel, message):
                 raise ChannelError("an observer must read what it asks for, and this one does not")
+        elif connection.is_observer and isinstance(message, m.ChangeEngines):
+            self._hub.core.roster.wish(message, lambda answer: self._answer(connection, answer))
         elif isinstance(message, m.Hello):
             self._greet(connection, message)
         else:
             raise ChannelError(f"the first message must be Hello, found {type(message).__name__}")
+
+    def _answer(self, connection: Connection, message: m.Message) -> None:
+        """An answer that took its time: who asked may be gone."""
+        if connection.channel in self._connections:
+            self._selector.send(connection.channel, message)
 
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
         stranger = self._stranger(hello)

@@ -199,6 +199,8 @@ class Server:
                 elif isinstance(message, m.Ping):
                     self.to_launcher(m.Pong(number=message.number))
                 elif self._hub.launcher is not None:
+                elif isinstance(message, m.ChangeEngines):
+                    self._hub.core.roster.wish(message)
                     self._hub.launcher.receive(message)
         except ChannelError:
             self._selector.unwatch(self._launcher)

@@ -30,6 +30,7 @@ from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
+from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
 from trainer_hook.messages import ChangeEngines, HubReady, RunEnded, Stop
 
@@ -125,11 +126,8 @@ class _Launch:
         return None
 
     def _start_trainer(self, address: str) -> None:
-        environment = {
-            "FA_ROLLOUT_ADDRESS": address,
-            "FA_ROLLOUT_RUN": self._names.run,
-            "FA_ROLLOUT_TOKEN": self._names.token,
-        }
+        running = leave_note(self._directory, address=address, run=self._names.run, token=self._names.token)
+        environment = running.environment
         self._seat.ready(environment)
         if self._command:
             log = self._log("trainer")

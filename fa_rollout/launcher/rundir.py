@@ -46,7 +46,7 @@ class RunDirectory:
 
         `option`: what the user may change where that cannot be done.
         """
-        base = base or _base()
+        base = base or run_base()
         for path in _abandoned(base):
             logger.info("run_directory=%s event=swept", path)
         while True:
@@ -98,7 +98,17 @@ def with_weights_in(base: str | None, directory: RunDirectory) -> Iterator[None]
         yield
 
 
-def _base() -> Path:
+def run_folders(base: Path | None = None) -> Iterator[Path]:
+    """Folders of this user's runs that go on."""
+    for path in _folders(base or run_base()):
+        lock_fd = _take_lock(path, create=False)
+        if lock_fd is not None:
+            os.close(lock_fd)  # nobody holds it: its run is gone
+        elif (path / "lock").exists():
+            yield path
+
+
+def run_base() -> Path:
     """$XDG_RUNTIME_DIR where it is private, else the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
@@ -130,6 +140,14 @@ def _take_lock(folder: Path, *, create: bool = True) -> int | None:
 
 def _abandoned(base: Path) -> Iterator[Path]:
     """Remove every folder under `base` that is provably a dead run's of this user; yield its path."""
+    for path in _folders(base):
+        with contextlib.suppress(FileNotFoundError):
+            if _remove_if_abandoned(path):
+                yield path
+
+
+def _folders(base: Path) -> Iterator[Path]:
+    """Folders under `base` that are, or were, this user's runs'."""
     try:
         entries = list(os.scandir(base))
     except OSError:
@@ -137,14 +155,10 @@ def _abandoned(base: Path) -> Iterator[Path]:
     for entry in entries:
         if not _PATTERN.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
-        try:
+        with contextlib.suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
-                continue
-            if _remove_if_abandoned(Path(entry.path)):
+            if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700:
                 yield Path(entry.path)
-        except FileNotFoundError:
-            continue
 
 
 def _remove_if_abandoned(path: Path) -> bool:

@@ -28,6 +28,8 @@ class Resume(Message):
     lineage: str
     weights: str | None
     """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
+    engines: list[str] = []
+    """That the life before asked; empty: those of the configuration."""
     is_streamed: bool = False
     """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
     step: int = 0

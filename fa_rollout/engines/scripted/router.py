@@ -1,7 +1,8 @@
 """The scripted router: SGLang's router as clients see it.
 
 It passes /generate on, unless told otherwise without the keys that it does not know, tries again under the
-same id if told to, answers 503 while no worker is healthy, and has no control endpoints.
+same id if told to, answers 503 while no worker is healthy, and has no control endpoints. Workers come and
+go by /workers.
 """
 
 import asyncio
@@ -55,6 +56,8 @@ class RouterServer:
         self.script = script
         self.faults = Faults(script.rules)
         self.recorded: deque[Recorded] = deque(maxlen=200_000)
+        self._workers = {f"worker-{place}": url for place, url in enumerate(script.workers)}
+        self._ids = count(len(self._workers))
         self._healthy = set(script.workers)
         self._turn = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,10 +79,13 @@ class RouterServer:
 
     def configure(self, script: Script) -> None:
         """Another script from now on."""
+        if script.workers != self.script.workers:
+            self._workers = {f"worker-{next(self._ids)}": url for url in script.workers}
         self.script = script
         self.faults = Faults(script.rules)
-        self._healthy &= set(script.workers)
-        self._healthy |= set() if script.router_health_s > 0 else set(script.workers)
+        urls = set(self._workers.values())
+        self._healthy &= urls
+        self._healthy |= set() if script.router_health_s > 0 else urls
 
     def state(self) -> dict[str, Any]:
         """For the handle."""
@@ -95,7 +101,11 @@ class RouterServer:
         elif (exchange.method, exchange.path) == ("POST", "/generate"):
             self._spawn(self._forward(exchange, body))
         elif (exchange.method, exchange.path) == ("GET", "/workers"):
-            exchange.send_json(self._workers())
+            exchange.send_json(self._list())
+        elif (exchange.method, exchange.path) == ("POST", "/workers"):
+            self._add(exchange, body["url"])
+        elif exchange.method == "DELETE" and exchange.path.startswith("/workers/"):
+            self._remove(exchange, exchange.path.removeprefix("/workers/"))
         elif exchange.path in ("/health", "/readiness"):
             exchange.send_json({"status": "ready"}, 200 if self._healthy else 503)
         else:
@@ -121,10 +131,27 @@ class RouterServer:
             )
         )
 
-    def _workers(self) -> dict[str, Any]:
+    def _add(self, exchange: Exchange, url: str) -> None:
+        """Accepted at once, and listed when the worker has answered, as SGLang's router does."""
+        name = f"worker-{next(self._ids)}"
+        self._spawn(self._let_in(name, url))
+        exchange.send_json({"status": "accepted", "worker_id": name, "url": url}, 202)
+
+    async def _let_in(self, name: str, url: str) -> None:
+        while url not in self._healthy:
+            await self._look_at(url)
+            await asyncio.sleep(0.05)
+        self._workers[name] = url
+
+    def _remove(self, exchange: Exchange, name: str) -> None:
+        url = self._workers.pop(name, None)
+        self._healthy.discard(url or "")
+        exchange.send_json({"status": "accepted", "worker_id": name}, 202 if url else 404)
+
+    def _list(self) -> dict[str, Any]:
         workers = [
             {
-                "id": f"worker-{position}",
+                "id": name,
                 "url": url,
                 "model_id": "unknown",
                 "worker_type": "regular",
@@ -132,7 +159,7 @@ class RouterServer:
                 "load": 0,
                 "connection_mode": "HTTP",
             }
-            for position, url in enumerate(self.script.workers)
+            for name, url in self._workers.items()
         ]
         return {"workers": workers, "total": len(workers)}
 
@@ -142,7 +169,7 @@ class RouterServer:
         payload = msgspec.json.encode({**kept, "model": None, "log_metrics": True})
         status, answer = 503, msgspec.json.encode(_UNAVAILABLE)
         for _ in range(1 + self.script.router_retries):
-            healthy = [url for url in self.script.workers if url in self._healthy]
+            healthy = [url for url in self._workers.values() if url in self._healthy]
             if not healthy:
                 break
             worker = healthy[next(self._turn) % len(healthy)]
@@ -164,7 +191,7 @@ class RouterServer:
 
     async def _watch_health(self) -> None:
         while True:
-            await asyncio.gather(*(self._look_at(url) for url in self.script.workers))
+            await asyncio.gather(*(self._look_at(url) for url in self._workers.values()))
             await asyncio.sleep(self.script.router_health_s)
 
     async def _look_at(self, url: str) -> None:

@@ -1,0 +1,112 @@
+"""How a command in another terminal finds a run of this user's and speaks to its hub.
+
+A run leaves a note in its private folder once its hub listens; a folder whose lock can be taken belongs to a
+run that is gone. The environment of a trainer says the same as the note, and goes first.
+
+Invariant: who cannot read the folder (mode 0700) cannot learn the token.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
+from shm.endpoint import connect
+from shm.errors import FaRolloutError
+from trainer_hook.connection import Connection, error_named
+from trainer_hook.messages import PROTOCOL, Hello, Refused, decode, encode
+
+NOTE = "run.json"
+CONNECT_S = 10.0
+
+
+class NoRun(FaRolloutError, LookupError):
+    """There is no run to speak to, or there are several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A run that goes on."""
+
+    address: str
+    run: str
+    token: str
+    folder: str
+    """That its command was called in."""
+    began_s: float
+    """Seconds since 1970."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a trainer needs."""
+        return {
+            "FA_ROLLOUT_ADDRESS": self.address,
+            "FA_ROLLOUT_RUN": self.run,
+            "FA_ROLLOUT_TOKEN": self.token,
+        }
+
+
+def leave_note(directory: RunDirectory, *, address: str, run: str, token: str) -> Running:
+    """Have others of this user find the run."""
+    running = Running(address=address, run=run, token=token, folder=str(Path.cwd()), began_s=time.time())
+    partial = directory.path / f"{NOTE}.partial"
+    partial.write_bytes(msgspec.json.encode(running))
+    partial.replace(directory.path / NOTE)
+    return running
+
+
+def all_running() -> list[Running]:
+    """Runs of this user that go on, the oldest first."""
+    return sorted(_notes(), key=lambda running: running.began_s)
+
+
+def find(run: str | None = None, environment: Mapping[str, str] = os.environ) -> Running:
+    """The run of that name (or its beginning); None: that of the environment, or the only one.
+
+    Raises:
+        NoRun: none is found, or several are.
+    """
+    if run is None and "FA_ROLLOUT_ADDRESS" in environment:
+        address, name, token = (
+            environment.get(f"FA_ROLLOUT_{key}", "") for key in ("ADDRESS", "RUN", "TOKEN")
+        )
+        return Running(address=address, run=name, token=token, folder="", began_s=0.0)
+    found = [running for running in all_running() if running.run.startswith(run or "")]
+    if len(found) == 1:
+        return found[0]
+    wanted = "a run" if run is None else f"a run {run!r}"
+    if not found:
+        raise NoRun(f"{wanted} must go on here, found none of this user's in {run_base()}")
+    shown = "".join(f"\n  {running.run}  from {running.folder}" for running in found)
+    raise NoRun(f"{wanted} must be the only one, found {len(found)}; name one of{shown}")
+
+
+def observe(running: Running) -> Connection:
+    """A conversation with a run's hub, as an observer; close the connection at its end.
+
+    Raises:
+        FaRolloutError: nobody answers, or the hub refuses.
+    """
+    deadline_s = time.monotonic() + CONNECT_S
+    channel = connect(running.address, deadline_s)
+    hello = Hello(
+        protocol=PROTOCOL, run=running.run, token=running.token, role="observer", pid=os.getpid(), schema=0
+    )
+    channel.send(encode(hello), timeout_s=CONNECT_S)
+    answer = decode(channel.receive(CONNECT_S))
+    if isinstance(answer, Refused):
+        channel.close()
+        raise error_named(answer.error, answer.text)
+    return Connection(channel)
+
+
+def _notes() -> Iterator[Running]:
+    for folder in run_folders():
+        try:
+            yield msgspec.json.decode((folder / NOTE).read_bytes(), type=Running)
+        except (OSError, msgspec.DecodeError):
+            continue

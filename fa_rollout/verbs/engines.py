@@ -1,0 +1,66 @@
+"""`fa-rollout-proc engines`: engines that join or leave a run that goes on."""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+
+from fa_rollout.config import ConfigError
+from fa_rollout.launcher.running import find, observe
+from trainer_hook.connection import Connection
+from trainer_hook.messages import ChangeEngines, Query, Reply
+
+_ANSWER_S = 10.0
+_JOIN_S = 1200.0
+"""For an engine to start, load the current weights and be let in."""
+
+
+def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Arguments of `engines`."""
+    parser = verbs.add_parser(
+        "engines",
+        help="let engines join and leave a run that goes on",
+        description=(
+            "list            the engines of a run, and how they are\n"
+            "add URL ...     an engine joins: it gets the current weights first, then requests\n"
+            "remove URL ...  it gets no more requests; those that it has may end within --drain\n"
+            "                seconds, and then go on at other engines with the tokens that they have"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=("list", "add", "remove"))
+    parser.add_argument("urls", metavar="URL", nargs="*", help="host:port or http://host:port")
+    parser.add_argument("--run", metavar="NAME", help="of several runs this one; its beginning will do")
+    parser.add_argument("--drain", type=float, default=60.0, metavar="S", help="(default: %(default)g)")
+    parser.set_defaults(call=call, takes_command=False)
+
+
+def call(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Ask the hub, and return the exit code."""
+    if (options.action == "list") == bool(options.urls):
+        raise ConfigError("engines: add and remove want URLs, and list wants none")
+    with closing(observe(find(options.run))) as connection:
+        if options.action == "list":
+            _list(connection)
+        for url in options.urls:
+            _change(connection, url, joins=options.action == "add", drain_s=options.drain)
+    return 0
+
+
+def _change(connection: Connection, url: str, *, joins: bool, drain_s: float) -> None:
+    number = connection.next_number()
+    message = ChangeEngines(request=number, url=url, joins=joins, drain_s=drain_s)
+    waits_for = f"{url} {'joins' if joins else 'leaves'}"
+    answer = connection.ask(message, timeout_s=_JOIN_S + drain_s, waits_for=waits_for)
+    assert isinstance(answer, Reply), "a wish is answered by Reply, or raises"
+    print(f"{url} {'joined' if joins else 'left'}; engines: {', '.join(answer.value['engines'])}", flush=True)
+
+
+def _list(connection: Connection) -> None:
+    query = Query(request=connection.next_number(), what="snapshot")
+    answer = connection.ask(query, timeout_s=_ANSWER_S, waits_for="its figures are asked")
+    assert isinstance(answer, Reply), "a query is answered by Reply"
+    for engine in answer.value["engines"]:
+        now = engine["now"]
+        words = [engine["url"], engine["health"], f"{now['in_flight']}/{now['capacity']} requests"]
+        words += [f"version {now['version']}", now["last_error"]]
+        print("  ".join(words).rstrip())
