@@ -126,7 +126,13 @@ class _Launch:
         return None
 
     def _start_trainer(self, address: str) -> None:
-        running = leave_note(self._directory, address=address, run=self._names.run, token=self._names.token)
+        running = leave_note(
+            self._directory,
+            address=address,
+            run=self._names.run,
+            token=self._names.token,
+            output_dir=self._config.run.output_dir,
+        )
         environment = running.environment
         self._seat.ready(environment)
         if self._command:

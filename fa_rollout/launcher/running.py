@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
+from shm.channel import Channel
 from shm.endpoint import connect
 from shm.errors import FaRolloutError
 from trainer_hook.connection import Connection, error_named
@@ -39,6 +41,10 @@ class Running:
     """That its command was called in."""
     began_s: float
     """Seconds since 1970."""
+    pid: int = 0
+    """Of the launcher."""
+    output_dir: str = ""
+    """Where it keeps its books; empty: nowhere."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,9 +56,19 @@ class Running:
         }
 
 
-def leave_note(directory: RunDirectory, *, address: str, run: str, token: str) -> Running:
+def leave_note(
+    directory: RunDirectory, *, address: str, run: str, token: str, output_dir: str | None = None
+) -> Running:
     """Have others of this user find the run."""
-    running = Running(address=address, run=run, token=token, folder=str(Path.cwd()), began_s=time.time())
+    running = Running(
+        address=address,
+        run=run,
+        token=token,
+        folder=str(Path.cwd()),
+        began_s=time.time(),
+        pid=os.getpid(),
+        output_dir="" if output_dir is None else str(Path(output_dir).absolute()),
+    )
     partial = directory.path / f"{NOTE}.partial"
     partial.write_bytes(msgspec.json.encode(running))
     partial.replace(directory.path / NOTE)
@@ -65,7 +81,8 @@ def all_running() -> list[Running]:
 
 
 def find(run: str | None = None, environment: Mapping[str, str] = os.environ) -> Running:
-    """The run of that name (or its beginning); None: that of the environment, or the only one.
+    """The run of that name (or its beginning), output folder, or process; None: that of the environment, or
+    the only one.
 
     Raises:
         NoRun: none is found, or several are.
@@ -75,14 +92,20 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
             environment.get(f"FA_ROLLOUT_{key}", "") for key in ("ADDRESS", "RUN", "TOKEN")
         )
         return Running(address=address, run=name, token=token, folder="", began_s=0.0)
-    found = [running for running in all_running() if running.run.startswith(run or "")]
+    found = [running for running in all_running() if run is None or _is_meant(running, run)]
     if len(found) == 1:
         return found[0]
     wanted = "a run" if run is None else f"a run {run!r}"
     if not found:
         raise NoRun(f"{wanted} must go on here, found none of this user's in {run_base()}")
-    shown = "".join(f"\n  {running.run}  from {running.folder}" for running in found)
+    shown = "".join(f"\n  {describe(running)}" for running in found)
     raise NoRun(f"{wanted} must be the only one, found {len(found)}; name one of{shown}")
+
+
+def describe(running: Running) -> str:
+    """One line for somebody who has to choose."""
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(running.began_s))
+    return f"{running.run}  {began}  pid {running.pid}  {running.output_dir or running.folder}"
 
 
 def observe(running: Running) -> Connection:
@@ -91,22 +114,51 @@ def observe(running: Running) -> Connection:
     Raises:
         FaRolloutError: nobody answers, or the hub refuses.
     """
-    deadline_s = time.monotonic() + CONNECT_S
-    channel = connect(running.address, deadline_s)
+    return Connection(open_channel(running))
+
+
+def open_channel(running: Running) -> Channel:
+    """The same, as messages; close it at the end."""
+    channel = connect(running.address, time.monotonic() + CONNECT_S)
+    try:
+        _greet(channel, running)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _greet(channel: Channel, running: Running) -> None:
     hello = Hello(
         protocol=PROTOCOL, run=running.run, token=running.token, role="observer", pid=os.getpid(), schema=0
     )
     channel.send(encode(hello), timeout_s=CONNECT_S)
     answer = decode(channel.receive(CONNECT_S))
     if isinstance(answer, Refused):
-        channel.close()
         raise error_named(answer.error, answer.text)
-    return Connection(channel)
+
+
+def _is_meant(running: Running, word: str) -> bool:
+    if running.run.startswith(word) or word == str(running.pid):
+        return True
+    return bool(running.output_dir) and Path(word).absolute() == Path(running.output_dir)
 
 
 def _notes() -> Iterator[Running]:
-    for folder in run_folders():
+    for folder in {*run_folders(), *_folders_of_hubs()}:
         try:
             yield msgspec.json.decode((folder / NOTE).read_bytes(), type=Running)
         except (OSError, msgspec.DecodeError):
+            continue
+
+
+def _folders_of_hubs() -> Iterator[Path]:
+    """Folders that hubs of this user name in their command lines: a run may have had another TMPDIR."""
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            is_hub = "fa_rollout.hub" in words and "--directory" in words[:-1]
+            if is_hub and process.uids().effective == os.geteuid():
+                yield Path(words[words.index("--directory") + 1])
+        except psutil.Error:
             continue
