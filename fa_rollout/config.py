@@ -223,6 +223,9 @@ class Trainer(_Section):
     weights_dir: str | None = None
     """Folder for weight files, which all engines must be able to read; the run makes a private one in it. Two
     versions must fit. None: in the run's own folder, which is often in memory."""
+    checkpoint_bytes: Bytes = 256 << 20
+    """Most that `hook.state_dict` keeps of unfinished groups: tokens of running samples, and with
+    `payload=True` finished groups whole. Groups beyond it start anew where the checkpoint is loaded."""
 
 
 class Run(_Section):

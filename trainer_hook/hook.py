@@ -22,6 +22,7 @@ from trainer_hook import messages as m
 from trainer_hook.attach import Attached, attach
 from trainer_hook.batch import Batch
 from trainer_hook.block import Block
+from trainer_hook.checkpoint import Checkpoints
 from trainer_hook.evaluating import PendingEvaluation
 from trainer_hook.evaluation import Evaluation, Prompt, order_of
 from trainer_hook.nodes import Nodes
@@ -60,6 +61,13 @@ class TrainerHook:
         pusher = Pusher(self._session, via=welcome.publish, bucket_bytes=welcome.bucket_bytes)
         self._updating = Updating(self._session, self._stepping.time, pusher=pusher, version=welcome.version)
         self._lineage = welcome.lineage
+        self._checkpoints = Checkpoints(
+            self._session,
+            spool_dir=welcome.spool_dir,
+            limit_bytes=welcome.checkpoint_bytes,
+            leads=attached.leads,
+            attach=welcome.attach,
+        )
         self.run = RunShape.of(welcome)
         close_at_exit(self)
 
@@ -261,25 +269,31 @@ class TrainerHook:
             **self._stepping.time.figures(),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, payload: bool = False, interrupt: bool = False) -> dict[str, Any]:
         """Where the data stands, to be saved with the model: what is trained, and what is under way.
 
-        Plain numbers, text and lists, the same on every rank. Call it between two steps.
-        """
-        state = self._session.ask_value(m.Query, what="state")
-        assert isinstance(state, dict)
-        return state
+        Plain numbers, text and lists; all ranks that call it between the same two steps get the same. Tokens
+        of samples under way are in it where `rollout.partial` is `"resume"`: those that engines gave back so
+        far, as at a weight update. `trainer.checkpoint_bytes` bounds what is kept of unfinished groups.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+        Args:
+            payload: keep finished groups whole, so that they need not be made again. The state is as large
+                as their records then: call it on the ranks that save it.
+            interrupt: end all running requests for a moment, so that all tokens so far are kept. Where the
+                run ends, as after SIGTERM, that is done without being asked for.
+        """
+        return self._checkpoints.take(payload=payload, interrupt=interrupt)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go on from a checkpoint, on every rank and before its first batch.
 
         What was trained after the checkpoint comes again; `step`, `version` and `lineage` are the
-        checkpoint's.
+        checkpoint's. With None the run begins again: for a trainer that was lost before it could save.
 
         Raises:
-            HookStateError: a batch was taken already.
+            HookStateError: a batch was taken already, or the state is not of this run's data.
         """
-        where = self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, state=state)
+        where = self._checkpoints.load(state)
         self._stepping.step, self._updating.version = int(where["step"]), int(where["version"])
         self._lineage = str(where["lineage"])
 

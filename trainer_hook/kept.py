@@ -178,5 +178,6 @@ def read(path: str, entry: KeptEntry) -> Kept:
     with open(path, "rb") as file:
         file.seek(entry.offset)
         data = file.read(entry.length)
-    kind = KeptRecord if entry.kind is KeptKind.RECORD else KeptPartial
-    return msgspec.msgpack.decode(data, type=kind)
+    if entry.kind is KeptKind.RECORD:
+        return msgspec.msgpack.decode(data, type=KeptRecord)
+    return msgspec.msgpack.decode(data, type=KeptPartial)

@@ -26,7 +26,7 @@ from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
-from fa_rollout.generator.job import Ending, Job
+from fa_rollout.generator.job import Ending, HeadStart, Job
 from fa_rollout.generator.places import Places
 from fa_rollout.rewards.pool import RewardWorkersLost
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
@@ -85,11 +85,12 @@ class Dispatcher:
 
     # --- what the hub asks ------------------------------------------------------------------------
 
-    def add(self, assignments: Iterable[Assignment]) -> None:
-        """Groups to roll out, in the order given."""
+    def add(self, assignments: Iterable[Assignment], kept: Iterable[HeadStart] = ()) -> None:
+        """Groups to roll out, in the order given; some of them from what a checkpoint kept."""
+        head_starts = {start.entry.group: start for start in kept}
         for assignment in assignments:
             queue = self._retries if assignment.attempt else self._fresh
-            queue.append(Job(assignment=assignment))
+            queue.append(Job(assignment=assignment, head_start=head_starts.get(assignment.group)))
         self._pump()
 
     def drop(self, groups: Iterable[int], reason: str) -> None:
@@ -104,13 +105,13 @@ class Dispatcher:
         self.gate.hold("stopping")
         self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
 
-    def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
     def resize(self, capacity: int) -> None:
         """Engines take so many samples at once from now on."""
         self._capacity = capacity
         self._places.resize(capacity)
         self._pump()
 
+    def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
         """Ids of the requests under way for these groups (None: all), or for one sample of each."""
         names = None if groups is None else set(groups)
         return {
@@ -153,6 +154,10 @@ class Dispatcher:
             )
             for job in nsmallest(count, begun, key=lambda job: job.started_s)
         ]
+
+    def running(self) -> list[Job]:
+        """Groups at work."""
+        return list(self._running)
 
     @property
     def num_queued(self) -> int:

@@ -9,6 +9,7 @@
 Invariant: a group is delivered whole, with all its members, or not at all.
 """
 
+import logging
 import time
 from contextlib import AbstractAsyncContextManager
 
@@ -24,11 +25,15 @@ from fa_rollout.generator.assemble import GroupRecord, Identity, build_record
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.execution import Executions, Executor, Order, Slot
 from fa_rollout.generator.job import Ending, Job
+from fa_rollout.generator.kept import HeadStarts
 from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.sample_log import COMMITTED, SampleLog
+from fa_rollout.generator.sample_log import SampleLog
+from fa_rollout.records.sample_file import COMMITTED
 from fa_rollout.sample import Sample
 from shm.errors import RecordTooLarge
 from trainer_hook.messages import Settlement
+
+logger = logging.getLogger(__name__)
 
 
 class GroupRunner:
@@ -52,6 +57,7 @@ class GroupRunner:
         self._rejections = RejectionBound(config.rollout.filter or "", bound)
         self._outbox = outbox
         self._log = log
+        self._head_starts = HeadStarts(config)
 
     async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
         """Carry a group out; None when it is committed.
@@ -62,12 +68,15 @@ class GroupRunner:
         """
         job.started_s = time.monotonic()
         executions: Executions = []
+        if await self._restore(job):
+            return None
         try:
             async with deadline:
                 row = self._source.row(job.assignment.prompt_index)
                 job.label = row.label
                 order = self._order(row)
                 job.prompt_ids = order.prompt_ids
+                await self._head_starts.put_drafts(job)
                 executions = await self._executor.execute(job, slot, order)
                 scores = await self._executor.score(executions)
             samples = [sample for execution in executions for sample in execution]
@@ -80,6 +89,18 @@ class GroupRunner:
         except (SampleFailed, ClientError, PromptError, RecordTooLarge) as error:
             return _ending(Settlement.FAILED, _reason(error), executions)
         return None
+
+    async def _restore(self, job: Job) -> bool:
+        """Put a group back into the ring that a checkpoint kept whole."""
+        record = await self._head_starts.record(job)
+        if record is None:
+            return False
+        try:
+            await self._outbox.put(record)
+        except RecordTooLarge as error:
+            logger.warning("event=kept_record_too_large group=%d error=%s", job.assignment.group, error)
+            return False
+        return True
 
     def _order(self, row: Row) -> Order:
         return Order(

@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from fa_rollout.generator.turn import Draft
 from fa_rollout.sample import IntArray, Sample
-from trainer_hook.messages import Assignment, Settlement
+from trainer_hook.messages import Assignment, KeptEntry, Settlement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,14 @@ class Ending:
     """Where all of them had come."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStart:
+    """What a checkpoint kept of a group, and the file that has it."""
+
+    path: str
+    entry: KeptEntry
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
     """State of one assignment."""
@@ -29,6 +38,9 @@ class Job:
     label: Any = None
     prompt_ids: IntArray | None = None
     """Once they are made."""
+    head_start: HeadStart | None = None
+    drafts: dict[int, Draft] = field(default_factory=dict)
+    """By member, its answer so far, where it is made by one turn."""
     task: "asyncio.Task[Ending | None] | None" = None
     stream: str = "g"
     """First letters of its request ids: training, or one evaluation."""

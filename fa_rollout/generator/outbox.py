@@ -9,18 +9,34 @@ always the head, and a group is in the ring whole or not at all.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from fa_rollout.generator.assemble import GroupRecord
+import numpy.typing as npt
+
 from shm.errors import RecordTooLarge, RingFull
-from shm.ring import RingWriter
+from shm.ring import Descriptor, Field, RingWriter
 from trainer_hook.messages import Commit
+
+
+class Writable(Protocol):
+    """A group ready for the ring."""
+
+    @property
+    def head(self) -> bytes: ...
+
+    @property
+    def fields(self) -> tuple[Field, ...]: ...
+
+    def fill(self, arrays: Sequence[npt.NDArray[Any]]) -> None: ...
+
+    def commit_message(self, descriptor: Descriptor, lowest_open: int) -> Commit: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
-    record: GroupRecord
+    record: Writable
     written: "asyncio.Future[None]"
 
 
@@ -45,7 +61,7 @@ class Outbox:
         """Groups that wait for room."""
         return len(self._queue)
 
-    async def put(self, record: GroupRecord) -> None:
+    async def put(self, record: Writable) -> None:
         """Return once the record is committed. Cancelled while it waits, it leaves no trace; a commit stands.
 
         Raises:
@@ -85,7 +101,7 @@ class Outbox:
             self._queue.popleft()
         self._on_backlog(False)
 
-    def _write(self, record: GroupRecord) -> bool:
+    def _write(self, record: Writable) -> bool:
         """Write and announce a record; False when there is no room for it now."""
         try:
             claim = self._writer.claim(record.head, record.fields)

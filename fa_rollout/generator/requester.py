@@ -112,7 +112,12 @@ class Requester:
         self.counts = RequestCounts()
 
     async def sample_turn(
-        self, ticket: Ticket, input_ids: IntArray, params: Params, options: Mapping[str, Any] | None = None
+        self,
+        ticket: Ticket,
+        input_ids: IntArray,
+        params: Params,
+        options: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
     ) -> Turn:
         """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
 
@@ -120,11 +125,14 @@ class Requester:
         request. A stop text that an abort cut in two is no engine's to see: the turn ends with the token that
         completes it, as it would have at an engine, and what was sampled behind it is thrown away.
 
+        Args:
+            draft: where the answer grows; what it has already is gone on from.
+
         Raises:
             SampleFailed: aborted again and again.
             RequestFailed, EngineUnavailable: as the pool raises them.
         """
-        draft = Draft(options=options or {})
+        draft = Draft(options=options or {}) if draft is None else draft
         num_stalls = num_restarts = 0
         params = self._within_context(params, len(input_ids))
         while draft.num_tokens < params["max_new_tokens"]:

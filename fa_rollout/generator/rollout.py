@@ -13,7 +13,8 @@ from fa_rollout.generator.custom import Generate, GenerateContext, append_turn, 
 from fa_rollout.generator.extras import ROUTED_EXPERTS
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.requester import Requester, Ticket
-from fa_rollout.generator.sampling import base_params
+from fa_rollout.generator.sampling import Params, base_params
+from fa_rollout.generator.turn import Draft, Turn
 from fa_rollout.sample import IntArray, Sample
 
 
@@ -45,7 +46,7 @@ class Rollout:
         )
         params = base_params(sampling)
         if self._generate is None:
-            append_turn(sample, await self._requester.sample_turn(ticket, prompt_ids, params))
+            append_turn(sample, await self._turn(ticket, prompt_ids, params))
             samples = [sample]
         else:
             context = GenerateContext(self._requester, self._tokenizer, ticket)
@@ -53,6 +54,13 @@ class Rollout:
         for made in samples:
             made.response = self._tokenizer.decode(made.response_ids)
         return samples
+
+    async def _turn(self, ticket: Ticket, prompt_ids: IntArray, params: Params) -> Turn:
+        """The answer to a prompt, from where a checkpoint kept it."""
+        draft = ticket.job.drafts.setdefault(ticket.member, Draft())
+        if draft.reason is not None:
+            return draft.finish(prompt_ids, draft.reason)
+        return await self._requester.sample_turn(ticket, prompt_ids, params, draft=draft)
 
     def _routing_key(self, job: Job, member: int) -> str | None:
         """Requests of one key go to one engine, so that they find each other's prefixes in its cache."""

@@ -32,15 +32,14 @@ class Turn:
     """Ends count output tokens of this turn."""
     finish_reason: FinishReason
     completions: tuple[Completion, ...] = ()
-    """The answers that it is made of, in order."""
+    """The answers that it is made of, in order; without those that a checkpoint kept."""
+    kept_extras: Arrays = field(default_factory=dict)
+    """What engines had told beside the tokens that a checkpoint kept."""
 
     @property
     def extras(self) -> Arrays:
         """What engines told beside the tokens, such as `routed_experts` [P + R - 1, ...]."""
-        arrays: Arrays = {}
-        for completion in self.completions:
-            arrays |= extended(arrays, completion.extra)
-        return arrays
+        return _extras(self.kept_extras, self.completions)
 
 
 @dataclass(slots=True)
@@ -54,6 +53,15 @@ class Draft:
     logprobs: list[FloatArray] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     num_tokens: int = 0
+    kept_extras: Arrays = field(default_factory=dict)
+    """As in the turn."""
+    reason: FinishReason | None = None
+    """Why it is finished."""
+
+    @property
+    def extras(self) -> Arrays:
+        """What engines told beside the tokens so far."""
+        return _extras(self.kept_extras, self.completions)
 
     def add(self, completion: Completion, spans: Sequence[VersionSpan]) -> None:
         """Append one answer; its spans end where its tokens do."""
@@ -66,6 +74,7 @@ class Draft:
     def clear(self) -> None:
         """Forget all: the next answer is the first of a new attempt."""
         self.completions, self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], [], 0
+        self.kept_extras = {}
 
     def cut(self, num_tokens: int) -> None:
         """Keep the first tokens alone."""
@@ -86,6 +95,7 @@ class Draft:
 
     def finish(self, input_ids: IntArray, reason: FinishReason) -> Turn:
         """The whole turn."""
+        self.reason = reason
         return Turn(
             input_ids=input_ids,
             output_ids=np.concatenate(self.ids) if self.ids else np.empty(0, np.int32),
@@ -93,7 +103,15 @@ class Draft:
             version_spans=merge_spans((span.version, span.end) for span in self.spans),
             finish_reason=reason,
             completions=tuple(self.completions),
+            kept_extras=self.kept_extras,
         )
+
+
+def _extras(kept: Arrays, completions: Sequence[Completion]) -> Arrays:
+    arrays = dict(kept)
+    for completion in completions:
+        arrays |= extended(arrays, completion.extra)
+    return arrays
 
 
 _TOKENS_PER_CHARACTER = 4

@@ -41,8 +41,8 @@ class Ageing:
         ]
 
     def running(self) -> list[composition.Running]:
-        """Groups that engines work on."""
-        return _ages(self.books.running())
+        """Groups that have tokens and no record."""
+        return _ages(self.books.begun())
 
     def settle_overdue(self, version: int) -> None:
         """Committed groups past the bound end, or start again."""
@@ -78,7 +78,7 @@ class Ageing:
         self._swept = state
         if all_composed:
             return [group.group for group in [*self.books.running(), *self.books.issued()]]
-        late = composition.hopeless(self.rules, training_version, self.running())
+        late = composition.hopeless(self.rules, training_version, _ages(self.books.running()))
         for name in late:
             if self._starts_again(self.books.groups[name]):
                 self._requeue(self.books.groups[name], "no step can train it within the bound")
@@ -105,7 +105,7 @@ class Ageing:
 
 def _ages(running: Sequence[Group]) -> list[composition.Running]:
     return [
-        composition.Running(group=group.group, version=group.version)
+        composition.Running(group=group.group, version=group.begun_version)
         for group in running
-        if group.version is not None
+        if group.begun_version is not None
     ]

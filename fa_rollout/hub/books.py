@@ -35,9 +35,17 @@ class Group:
     place: Place = Place.QUEUED
     version: int | None = None
     """Under which its first sample was dispatched."""
+    kept_version: int | None = None
+    """Oldest version of the tokens that a checkpoint kept of it, while it is not committed."""
     commit: Commit | None = None
     num_overdue: int = 0
     """Attempts that came to be too old to be trained."""
+
+    @property
+    def begun_version(self) -> int | None:
+        """Version of its oldest token, as far as that can be known before it is committed."""
+        known = [version for version in (self.version, self.kept_version) if version is not None]
+        return min(known, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,8 @@ class Books:
         self.groups: dict[int, Group] = {}
         self.ends: Counter[End] = Counter()
         self._places: Counter[Place] = Counter()
+        self.has_kept = False
+        """Some group may have tokens that a checkpoint kept."""
         self._last_attempts: dict[int, int] = {}
         """Of abandoned groups: what the generator still says of them must not count for the next attempt."""
 
@@ -162,6 +172,14 @@ class Books:
     def running(self) -> list[Group]:
         """Groups that engines work on."""
         return self._at(Place.RUNNING)
+
+    def begun(self) -> list[Group]:
+        """Groups that have tokens and no record: those at engines, and those of which a checkpoint kept
+        some."""
+        places = (Place.QUEUED, Place.ISSUED, Place.RUNNING)
+        if not (self._places[Place.RUNNING] or self.has_kept):
+            return []
+        return [g for g in self.groups.values() if g.place in places and g.begun_version is not None]
 
     def hand(self, groups: Iterable[int]) -> None:
         """These groups are in the trainer's hands."""

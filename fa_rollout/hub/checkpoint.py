@@ -5,14 +5,30 @@ Invariant: what a checkpoint counts as trained is never handed out again after i
 that was taken from the data is.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from fa_rollout.hub.books import Group
 from fa_rollout.hub.flow import Flow
-from trainer_hook.messages import RunState
+from trainer_hook.messages import KeptEntry, KeptKind, RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a load did to groups."""
+
+    dropped: list[Group]
+    """Their runs are to be ended."""
+    restored: list[int]
+    """They go back into the ring as the checkpoint kept them."""
+    resumed: list[int]
+    """Their samples go on from the tokens that the checkpoint kept."""
 
 
 def take(flow: Flow, step: int) -> RunState:
     """State of a checkpoint taken when the steps below `step` are trained."""
     covered = {name for number, s in flow.open_steps.items() if number < step for name in s.names}
+    beyond = sum(len(s.groups) for number, s in flow.open_steps.items() if number >= step)
     cursor, unfinished, ends = flow.books.state(covered)
     return RunState(
         step=step,
@@ -21,6 +37,20 @@ def take(flow: Flow, step: int) -> RunState:
         cursor=cursor,
         unfinished=unfinished,
         ends=ends,
+        handed=max(0, flow.handed_since_publication - beyond),
+        data=flow.books.stream.description,
+    )
+
+
+def beginning(flow: Flow) -> RunState:
+    """State before the first step, whatever was trained since: the same prompts in the same order."""
+    return RunState(
+        step=0,
+        version=0,
+        lineage=flow.lineage,
+        cursor=flow.books.cursor,
+        unfinished=list(range(flow.books.cursor)),
+        ends={},
         data=flow.books.stream.description,
     )
 
@@ -36,8 +66,10 @@ def refusal(flow: Flow, state: RunState) -> str | None:
     )
 
 
-def load(flow: Flow, state: RunState, *, lineage: str) -> list[Group]:
-    """Go to a checkpoint's state; returns the groups whose runs are to be dropped.
+def load(
+    flow: Flow, state: RunState, *, lineage: str, kept_path: str = "", kept: Sequence[KeptEntry] = ()
+) -> Loaded:
+    """Go to a checkpoint's state, and take over what it kept of unfinished groups.
 
     Records sampled by later versions than the checkpoint's are of an abandoned branch and leave the ring.
     """
@@ -58,5 +90,10 @@ def load(flow: Flow, state: RunState, *, lineage: str) -> list[Group]:
     flow.step = state.step
     flow.version = state.version
     flow.lineage = lineage
-    flow.handed_since_publication = 0
-    return [*abandoned, *running]
+    flow.handed_since_publication = state.handed
+    held = flow.kept.hold(kept_path, kept, version=state.version)
+    return Loaded(
+        dropped=[*abandoned, *running],
+        restored=held[KeptKind.RECORD],
+        resumed=held[KeptKind.PARTIAL],
+    )

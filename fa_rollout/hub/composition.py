@@ -63,6 +63,11 @@ def is_stale(rules: Rules, version: int, oldest_version: int) -> bool:
     return age is None or age > rules.staleness
 
 
+def may_train(rules: Rules, version: int, oldest_version: int) -> bool:
+    """Whether a version may train a group, or has a policy that trains all."""
+    return rules.policy in ("keep", "mask") or not is_stale(rules, version, oldest_version)
+
+
 def overdue(rules: Rules, version: int, ready: Iterable[Ready]) -> tuple[int, ...]:
     """Committed groups that passed the bound and may not be trained any more; none where they are kept."""
     if rules.policy in ("keep", "mask"):

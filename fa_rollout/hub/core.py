@@ -49,6 +49,8 @@ class Core:
     roster: Roster
     steps: Steps
     weights_dir: Path
+    spool_dir: Path
+    """Files of checkpoints on their way to ranks and back."""
     lineage: str
     recording: Recording | None = None
     """A run whose steps are given out again."""
@@ -64,6 +66,10 @@ class Core:
     batch_waits_for: str = "the generator to read the data and reach the engines"
     told_tail: int = 0
     """Ring tail that the generator knows."""
+    has_given_state: bool = False
+    """A trainer may hold a checkpoint of this run."""
+    first_weights: str | None = None
+    """Folder of what the engines started with, where all of them tell the same."""
     announced: Announce | None = None
     """What a launcher that feeds the prompts announced last."""
     began_s: float = field(default_factory=time.monotonic)

@@ -11,12 +11,13 @@ from fa_rollout.config import Config
 from fa_rollout.hub import admission, composition
 from fa_rollout.hub.ageing import Ageing, Note
 from fa_rollout.hub.books import Books, Group
+from fa_rollout.hub.kept import Kept
 from fa_rollout.hub.meter import Meter
 from fa_rollout.hub.replay import Recording
 from fa_rollout.hub.stream import Source
 from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
-from trainer_hook.messages import Assignment, Commit, Settled, Settlement
+from trainer_hook.messages import Assignment, Commit, KeptEntry, Settled, Settlement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Flow:
             groups_per_step=rollout.groups_per_step,
             groups_per_version=groups_per_version,
         )
+        self.kept = Kept(self.books, self.rules)
         self.version = 0
         self.lineage = lineage
         self.step = 0
@@ -115,6 +117,10 @@ class Flow:
         if self.held or self.weights_pending:
             return []
         return self.books.take(self.num_credits)
+
+    def head_starts(self, assignments: Sequence[Assignment]) -> list[KeptEntry]:
+        """What a checkpoint kept of these groups, as far as it may still be trained."""
+        return self.kept.head_starts(assignments, training_version=self._training_version)
 
     @property
     def num_credits(self) -> int:

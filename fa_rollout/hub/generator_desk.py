@@ -15,6 +15,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.meter import TooManyFailures
+from fa_rollout.hub.states import States
 from fa_rollout.hub.stream import Source, Stream
 from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
@@ -31,11 +32,13 @@ class GeneratorDesk:
         core: Core,
         *,
         on_ready: Callable[[Flow], None],
+        states: States,
         fed: FedStream | None = None,
         launcher: LauncherDesk | None = None,
     ) -> None:
         self._core = core
         self._on_ready = on_ready
+        self._states = states
         self._fed = fed
         self._launcher = launcher
         self._num_prompts = 0
@@ -52,12 +55,12 @@ class GeneratorDesk:
                 self._core.warn(message.text)
             case m.GaveUp():
                 self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
-            case m.EnginesPaused():
-                self._core.updates.paused()
-            case m.StageDone() | m.StageFailed():
             case m.EnginesChanged():
                 self._core.concurrency = message.concurrency
                 self._core.roster.changed(message)
+            case m.EnginesPaused():
+                self._core.updates.paused()
+            case m.StageDone() | m.StageFailed():
                 self._core.updates.staged(message)
             case m.UpdateFailed():
                 self._core.updates.failed(message.text)
@@ -80,6 +83,8 @@ class GeneratorDesk:
                 self._core.log.write("dispatched", groups=message.groups, version=message.version)
             case m.Settled():
                 self._settle(message, flow)
+            case m.PartialsSaved():
+                self._states.saved(message, flow)
             case m.WeightsPublished():
                 core = self._core
                 write_s, load_s = core.clock.write_s, core.clock.update_s(time.monotonic())
@@ -131,12 +136,13 @@ class GeneratorDesk:
         self._core.generator_is_up = False
         self._core.no_generator_since_s = time.monotonic()
         self._core.evaluations.generator_is_gone()
+        self._core.roster.generator_is_gone()
+        self._states.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
         else:
             self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
-        self._core.roster.generator_is_gone()
     def resume_message(self) -> m.Resume:
         """Where a new generator begins; only when the last is provably gone and all it sent is handled."""
         head, sequence = self._core.table.restart()
@@ -149,13 +155,13 @@ class GeneratorDesk:
             version=self._core.flow.version if self._core.flow else 0,
             lineage=self._core.lineage,
             weights=self._core.updates.weights,
+            engines=self._core.roster.urls,
             is_streamed=self._core.updates.is_streamed,
             step=self._core.announced.step if self._core.announced else 0,
         )
 
     def _generator_ready(self, message: m.GeneratorReady) -> None:
         self._core.log.write(
-            engines=self._core.roster.urls,
             "generator_ready",
             incarnation=message.incarnation,
             engines=message.engines,
@@ -163,6 +169,7 @@ class GeneratorDesk:
         )
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
+            self._core.first_weights = message.model_path
             if self._launcher is not None:
                 self._launcher.flow_begins(self._core.flow)
         elif self._num_prompts != message.num_prompts:
@@ -171,6 +178,7 @@ class GeneratorDesk:
         self._core.generator_is_up = True
         self._core.concurrency = message.concurrency
         self._core.evaluations.generator_is_up()
+        self._core.roster.generator_is_up()
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 
@@ -178,7 +186,6 @@ class GeneratorDesk:
         self._num_prompts = num_prompts
         if self._fed is not None:
             return self._flow(self._fed)
-        self._core.roster.generator_is_up()
         data = self._core.config.data
         stream = Stream(
             num_prompts=num_prompts,

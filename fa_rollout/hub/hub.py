@@ -25,7 +25,9 @@ from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow, Step
 from fa_rollout.hub.generator_desk import GeneratorDesk
 from fa_rollout.hub.rank_desk import RankDesk
+from fa_rollout.hub.restarts import Restarts
 from fa_rollout.hub.roster import Roster
+from fa_rollout.hub.states import States
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.watch import Watch
@@ -67,22 +69,29 @@ class Hub:
                 to_generator=outbox.to_generator,
             ),
             evaluations=Evaluations(note=log.write, to_rank=outbox.to_rank, to_generator=outbox.to_generator),
-            steps=Steps(config, world, outbox.to_rank, log.write, on_trained=self._trained),
-            weights_dir=weights_dir,
             roster=Roster(
                 note=log.write,
                 warn=lambda text: self.core.warn(text),
                 to_generator=outbox.to_generator,
             ),
+            steps=Steps(config, world, outbox.to_rank, log.write, on_trained=self._trained),
+            weights_dir=weights_dir,
+            spool_dir=_made(directory / "spool"),
             lineage=secrets.token_hex(4),
             recording=None if config.run.replay is None else replay.read(config.run.replay),
         )
         log.write("began", run=run, lineage=self.core.lineage, time_s=time.time(), config=to_dict(config))
-        self.ranks = RankDesk(self.core)
+        self._states = States(self.core)
+        self._restarts = Restarts(self.core)
+        self.ranks = RankDesk(self.core, states=self._states, restarts=self._restarts)
         self._fed = fed
         self.launcher = None if fed is None else LauncherDesk(self.core, fed)
         self.generator = GeneratorDesk(
-            self.core, on_ready=self.ranks.generator_is_ready, fed=fed, launcher=self.launcher
+            self.core,
+            on_ready=self.ranks.generator_is_ready,
+            states=self._states,
+            fed=fed,
+            launcher=self.launcher,
         )
         self.watch = Watch(self.core)
 
@@ -122,9 +131,17 @@ class Hub:
             return
         assignments = flow.issue()
         if assignments:
-            self.core.log.write("issued", groups=[a.group for a in assignments])
             payloads = [] if self._fed is None else [self._fed.payload(a.group) for a in assignments]
-            self.core.outbox.to_generator(Start(groups=assignments, payloads=payloads))
+            kept, path = flow.head_starts(assignments), flow.kept.path
+            self.core.log.write(
+                "issued",
+                groups=[a.group for a in assignments],
+                attempts=[a.attempt for a in assignments],
+                kept=[entry.group for entry in kept],
+            )
+            self.core.outbox.to_generator(
+                Start(groups=assignments, payloads=payloads, kept=kept, kept_path=path)
+            )
 
     def _trained(self, step: Step) -> None:
         clock, now_s = self.core.clock, time.monotonic()
@@ -141,6 +158,9 @@ class Hub:
     def _serve(self, flow: Flow) -> None:
         """Give waiting ranks their part, composing the step when none asked for it before."""
         core, world = self.core, self.core.world
+        self._restarts.bring_first_weights(flow)
+        if core.updates.phase is not Phase.IDLE:
+            return
         if flow.all_composed:
             core.steps.end(core.steps.end_reason(flow), from_step=flow.step)
         if world.closed:
@@ -199,3 +219,9 @@ class Hub:
         """Whether the run has nothing left to do: all steps trained and no rank attached."""
         flow = self.core.flow
         return flow is not None and flow.all_composed and not flow.open_steps and not self.core.world.members
+
+
+def _made(folder: Path) -> Path:
+    for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

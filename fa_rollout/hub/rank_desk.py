@@ -4,27 +4,26 @@ In: messages of one rank. Out: answers, changes of the books.
 Invariant: each request is answered once; a rank's leases return however it leaves.
 """
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from fa_rollout.hub import checkpoint
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.figures import statistics
 from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.restarts import Restarts
+from fa_rollout.hub.states import States
 from fa_rollout.hub.world import Attachment
 from trainer_hook import messages as m
-from trainer_hook.messages import RunState
 
 
 class RankDesk:
     """Serves the ranks."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, states: States, restarts: Restarts) -> None:
         self._core = core
+        self._states = states
+        self._restarts = restarts
         self._num_attached = 0
         self._early: list[tuple[Attachment, Callable[[Flow], None]]] = []
         """Requests that came before the data was read."""
@@ -36,6 +35,7 @@ class RankDesk:
         refusal = self._core.world.refusal(hello)
         if refusal is not None:
             return m.Refused(error="HookStateError", text=refusal)
+        self._restarts.joins()
         self._num_attached += 1
         rank = Attachment(number=self._num_attached, hello=hello, connection=connection)
         self._core.world.join(rank)
@@ -62,6 +62,8 @@ class RankDesk:
             stall_s=self._core.config.trainer.stall_s,
             publish=self._core.config.trainer.publish,
             bucket_bytes=self._core.config.trainer.bucket_bytes,
+            spool_dir=str(self._core.spool_dir),
+            checkpoint_bytes=self._core.config.trainer.checkpoint_bytes,
             columns=self._core.config.record.columns,
         )
 
@@ -89,9 +91,15 @@ class RankDesk:
             case m.Hold():
                 self._with_flow(rank, lambda flow: self._hold(rank, message, flow))
             case m.Query():
-                self._query(rank, message)
+                self._core.outbox.to_rank(
+                    rank, m.Reply(request=message.request, value=statistics(self._core))
+                )
+            case m.TakeState():
+                self._with_flow(rank, lambda flow: self._states.take(rank, message, flow))
+            case m.StateCopied():
+                self._states.copied(rank, message)
             case m.LoadState():
-                self._with_flow(rank, lambda flow: self._load(rank, message, flow))
+                self._with_flow(rank, lambda flow: self._restarts.load(rank, message, flow))
             case m.Evaluate():
                 self._with_flow(rank, lambda flow: self._evaluate(rank, message, flow))
             case m.Collect():
@@ -128,22 +136,12 @@ class RankDesk:
             text = f"{rank.name} is gone; the other ranks cannot go on"
             for member in world.members.values():
                 self._core.outbox.to_rank(member, m.Fatal(error="PeerLost", text=text))
-        if flow is not None and (world.is_broken or not world.members):
-            self._core.steps.forget()
-            for step in list(flow.open_steps.values()):
-                flow.returned(step)
-            world.needs_state = flow.step > 0
+        self._restarts.left(flow, in_order=in_order)
+        self._states.left(rank)
 
     def _next(self, rank: Attachment, message: m.Next) -> None:
-        if self._core.world.needs_state and not rank.has_state:
-            step = self._core.flow.step if self._core.flow else 0
-            text = (
-                f"this run has trained {step} steps: a trainer that joins it must call "
-                "hook.load_state_dict(checkpoint) before its first batch"
-            )
-            self._core.refuse(rank, message.request, "HookStateError", text)
-            return
-        rank.waiting, rank.waiting_since_s = message, time.monotonic()
+        if self._restarts.may_train(rank, message.request):
+            rank.waiting, rank.waiting_since_s = message, time.monotonic()
 
     def _released(self, rank: Attachment, message: m.Released) -> None:
         for sequence in message.sequences:
@@ -158,6 +156,7 @@ class RankDesk:
             )
             step = self._core.steps.finish(rank, message, self._core.flow)
             if step is not None:
+                self._states.prune()
                 self._core.log.write(message.outcome, step=step.step, version=step.version, groups=step.names)
 
     def _abort(self, rank: Attachment, message: m.Abort, flow: Flow) -> None:
@@ -184,56 +183,6 @@ class RankDesk:
     def _hold(self, rank: Attachment, message: m.Hold, flow: Flow) -> None:
         flow.held = message.held
         self._core.outbox.to_rank(rank, m.Reply(request=message.request))
-
-    def _query(self, rank: Attachment, message: m.Query) -> None:
-        if message.what == "statistics":
-            self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=statistics(self._core)))
-            return
-        self._with_flow(rank, lambda flow: self._state(rank, message, flow))
-
-    def _state(self, rank: Attachment, message: m.Query, flow: Flow) -> None:
-        done = self._core.steps.next_step(rank)
-        state = checkpoint.take(flow, flow.step if done is None else done)
-        value = msgspec.to_builtins(state)
-        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
-
-    def _load(self, rank: Attachment, message: m.LoadState, flow: Flow) -> None:
-        """The leader's checkpoint counts; the other ranks only say that they have loaded theirs."""
-        try:
-            state = msgspec.convert(message.state, RunState)
-        except msgspec.ValidationError as error:
-            text = f"the state must be what hook.state_dict() of this release gave: {error}"
-            self._core.refuse(rank, message.request, "HookStateError", text)
-            return
-        if rank is self._core.world.leader:
-            if flow.open_steps:
-                text = "a checkpoint must be loaded before the first batch of a trainer's life"
-                self._core.refuse(rank, message.request, "HookStateError", text)
-                return
-            refusal = checkpoint.refusal(flow, state)
-            if refusal is not None:
-                self._core.refuse(rank, message.request, "HookStateError", refusal)
-                return
-            self._rewind(state, flow)
-        rank.has_state = True
-        value = {"step": state.step, "version": state.version, "lineage": self._core.lineage}
-        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=value))
-
-    def _rewind(self, state: RunState, flow: Flow) -> None:
-        self._core.lineage = secrets.token_hex(4)
-        dropped = checkpoint.load(flow, state, lineage=self._core.lineage)
-        self._core.log.write(
-            "loaded",
-            step=flow.step,
-            version=flow.version,
-            lineage=self._core.lineage,
-            cursor=flow.books.cursor,
-            unfinished=state.unfinished,
-            kept=[group.group for group in flow.books.committed()],
-        )
-        if dropped:
-            names = [group.group for group in dropped]
-            self._core.outbox.to_generator(m.Drop(groups=names, reason="a checkpoint was loaded"))
 
     def _with_flow(self, rank: Attachment, action: Callable[[Flow], None]) -> None:
         """Serve a request now, or when the first generator has read the data."""

@@ -188,6 +188,7 @@ class Server:
         # The folder is the launcher's to remove, unless there is no launcher any more.
         folder = self._directory if self._is_orphan else self._hub.core.weights_dir
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._hub.core.spool_dir, ignore_errors=True)
         return exit_code
 
     def _from_launcher(self) -> None:
@@ -198,9 +199,9 @@ class Server:
                     self._end_within(message.grace_s, 0, message.reason)
                 elif isinstance(message, m.Ping):
                     self.to_launcher(m.Pong(number=message.number))
-                elif self._hub.launcher is not None:
                 elif isinstance(message, m.ChangeEngines):
                     self._hub.core.roster.wish(message)
+                elif self._hub.launcher is not None:
                     self._hub.launcher.receive(message)
         except ChannelError:
             self._selector.unwatch(self._launcher)

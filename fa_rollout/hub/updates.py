@@ -153,6 +153,13 @@ class Updates:
             self._was_sent = True
             self._to_generator(self._publication())
 
+    def publish_unasked(self, path: str, *, version: int, lineage: str) -> None:
+        """Have the engines load weights that no rank waits for in an update."""
+        self.phase = Phase.PUBLISHING
+        self._publish = UpdatePublish(request=0, leader=True, path=path)
+        self._version, self._lineage, self._was_sent = version, lineage, True
+        self._to_generator(self._publication())
+
     def cancel(self, rank: Attachment, message: UpdateCancel) -> None:
         """The body raised on one rank: nothing is published."""
         self._to_rank(rank, Reply(request=message.request))

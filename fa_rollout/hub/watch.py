@@ -25,6 +25,8 @@ class Watch:
                 rank.waiting = None
         self._watch_ring(now_s)
         self._watch_leases()
+        if self._core.flow is not None and len(self._core.flow.kept):
+            self._core.flow.kept.prune()
 
     def _watch_leases(self) -> None:
         """One old lease holds the whole ring back: name it, and end the run at the deadline."""

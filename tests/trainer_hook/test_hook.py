@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from peer import RUN, Completion, Hub, Line, batch
@@ -433,14 +434,14 @@ def test_control_calls_say_what_they_mean(tmp_path: Path) -> None:
 
 
 def test_a_loaded_state_sets_step_version_and_lineage(tmp_path: Path) -> None:
-    state = {"step": 4, "version": 2, "lineage": "old", "cursor": [1, 2, {"a": None}]}
+    state = m.RunState(step=4, version=2, lineage="old", cursor=9, unfinished=[3, 8], ends={"trained": 7})
 
     def script(line: Line) -> None:
-        saved = line.receive(m.Query)
-        assert saved.what == "state"
-        line.send(m.Reply(request=saved.request, value=state))
+        asked = line.receive(m.TakeState)
+        line.send(m.StateTaken(request=asked.request, snapshot=5, state=state))
+        assert line.receive(m.StateCopied) == m.StateCopied(snapshot=5, sequences=[])
         load = line.receive(m.LoadState)
-        assert load.state == state
+        assert load.state == msgspec.to_builtins(state)
         where = {"step": 4, "version": 2, "lineage": "new"}
         line.send(m.Reply(request=load.request, value=where))
         assert line.receive(m.Next).step == 4
