@@ -95,6 +95,7 @@ def _run(core: Core, now_s: float) -> RunFigures:
         phase=phase,
         uptime_s=now_s - core.began_s,
         step=flow.step if flow else 0,
+        num_trained=min(flow.open_steps, default=flow.step) if flow else 0,
         version=flow.version if flow else 0,
         lineage=core.lineage,
         num_steps=rollout.num_steps,

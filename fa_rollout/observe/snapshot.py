@@ -57,6 +57,8 @@ class RunFigures(Part):
     """Of this life of the hub."""
     step: int
     """Next step to be composed: those below are trained, or in the ranks' hands."""
+    num_trained: int
+    """Steps that every rank has trained, those before a checkpoint included."""
     version: int
     """Published version."""
     lineage: str

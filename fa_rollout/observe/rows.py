@@ -1,0 +1,230 @@
+"""The lines of the live view, section by section: figures in, words with styles out.
+
+Styles are for those who see colours; every line says the same without.
+"""
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from fa_rollout.observe.glyphs import Glyphs
+from fa_rollout.observe.snapshot import RankFigures, Snapshot, StepFigures, TrainerPhase
+from fa_rollout.observe.verdict import Level, judge
+from fa_rollout.observe.words import maybe, number, seconds, share, size
+
+Line = list[tuple[str, str]]
+"""(words, style)."""
+
+STYLES = {Level.OK: "bold green", Level.NOTE: "bold cyan", Level.WARN: "bold yellow", Level.BAD: "bold red"}
+SIGNS = {Level.OK: "OK", Level.NOTE: "..", Level.WARN: "! ", Level.BAD: "!!"}
+_CURVE = 24
+_BAR = 12
+_HEALTH_STYLES = {"ok": "green", "paused": "cyan", "narrowed": "yellow", "out": "bold red"}
+
+
+def head(now: Snapshot, glyphs: Glyphs, width: int, note: str) -> list[Line]:
+    """What run it is, how it is, and why."""
+    run, verdict = now.run, judge(now)
+    title = f"fa_rollout {run.name[:8]}"
+    place = f"step {run.num_trained}/{run.num_steps}  version {run.version}  up {seconds(run.uptime_s)}"
+    bar_width = max(0, min(30, width - len(title) - len(place) - len(note) - 8))
+    bar = glyphs.bar(run.num_trained / max(1, run.num_steps), bar_width)
+    first: Line = [(f"{title}  ", "bold"), (f"{place}  ", ""), (f"{bar}  ", "blue"), (note, "dim")]
+    sign = SIGNS[verdict.level] if glyphs.is_ascii else glyphs.dot
+    return [
+        first,
+        [(f"{sign} {verdict.headline}", STYLES[verdict.level])],
+        [(f"  {verdict.why}", "dim" if verdict.level is Level.OK else "")],
+    ]
+
+
+def trainer(now: Snapshot, glyphs: Glyphs) -> list[Line]:
+    """What it does, and where its time went lately."""
+    phase, recent = now.trainer.phase, now.trainer.recent
+    words = {TrainerPhase.OUTSIDE: "between calls", TrainerPhase.UPDATING: _update_words(now)}
+    line: Line = [(f"{words.get(phase, phase.value)} {seconds(now.trainer.since_s)}", _phase_style(phase))]
+    if recent.total_s:
+        parts = (("waiting", recent.waiting), ("training", recent.training), ("updating", recent.updating))
+        told = [f"{name} {share(value / recent.total_s)}" for name, value in parts]
+        if recent.outside > 0.005 * recent.total_s:
+            told.append(f"else {share(recent.outside / recent.total_s)}")
+        line.append((f"   last {seconds(recent.total_s)}: {', '.join(told)}", ""))
+    return [line]
+
+
+def ranks(now: Snapshot) -> list[Line]:
+    """Each rank, those in one phase together."""
+    together: dict[tuple[TrainerPhase, int | None], list[RankFigures]] = {}
+    for rank in now.trainer.ranks:
+        together.setdefault((rank.phase, rank.step), []).append(rank)
+    lines: list[Line] = []
+    for (phase, step), members in together.items():
+        who = ", ".join(f"{m.dp_rank}" + (f".{m.peer}" if m.peer else "") for m in members[:8])
+        who += f" ... ({len(members)})" if len(members) > 8 else ""
+        what = f"{phase.value}{'' if step is None else f' step {step}'}"
+        longest = max(member.since_s for member in members)
+        held = sum(member.num_leases for member in members)
+        pids = " ".join(str(member.pid) for member in members[:4])
+        lines.append(
+            [
+                (f"{who}: ", ""),
+                (f"{what} {seconds(longest)}", _phase_style(phase)),
+                (f"   {held} records held   pid {pids}", "dim"),
+            ]
+        )
+    return lines
+
+
+def steps(now: Snapshot, done: Sequence[StepFigures], glyphs: Glyphs) -> list[Line]:
+    """Reward and speed of the trained steps."""
+    if not done:
+        return [[("none trained yet", "dim")]]
+    last = done[-1]
+    spent_s = sum(step.spent.total_s for step in done[-20:]) or 1e-9
+    tokens_per_s = sum(step.response_tokens for step in done[-20:]) / spent_s
+    mean_s = spent_s / len(done[-20:])
+    length = sum(s.response_tokens for s in done[-20:]) / max(1, sum(s.num_samples for s in done[-20:]))
+    curve = glyphs.curve([step.reward_mean for step in done], _CURVE)
+    return [
+        [(f"reward {last.reward_mean:.3f} ", "bold"), (curve, "green")],
+        [
+            (f"{seconds(mean_s)} a step, {number(tokens_per_s)} trained tokens/s, ", ""),
+            (f"{number(length)} tokens an answer", ""),
+        ],
+    ]
+
+
+def staleness(now: Snapshot, done: Sequence[StepFigures], glyphs: Glyphs) -> list[Line]:
+    """How old what was trained was, and what is under way is."""
+    bound, ages = now.run.staleness, now.staleness
+    line: Line = []
+    if done:
+        last = done[-1]
+        known = [float(step.staleness_max) for step in done if step.staleness_max is not None]
+        mean = "-" if last.staleness_mean is None else f"{last.staleness_mean:.1f}"
+        curve = glyphs.curve(known, _CURVE // 2) if len(set(known)) > 1 else ""
+        line += [(f"last {maybe(last.staleness_max)} (mean {mean}) ", ""), (f"{curve} ", "magenta")]
+    line.append((f"most {maybe(ages.trained_max)} of {bound} ({now.run.staleness_policy})", ""))
+    line.append((f"   running {maybe(ages.running_max)}, ready {maybe(ages.ready_max)}", "dim"))
+    return [line]
+
+
+def groups(now: Snapshot) -> list[Line]:
+    """Where the prompt groups are."""
+    g = now.groups
+    at = f"{g.issued} queued > {g.running} running > {g.committed} ready > {g.handed} in training"
+    back = f", {g.queued} given back" if g.queued else ""
+    ends = f"{number(g.trained)} trained, {g.filtered} filtered, {g.failed} failed, {g.dropped} dropped"
+    limit = f"   no more start: {g.limit}" if g.limit and not g.credits else ""
+    return [[(at + back, ""), (limit, "dim")], [(ends, "dim")]]
+
+
+def ring(now: Snapshot, glyphs: Glyphs) -> list[Line]:
+    """How full the shared memory is, and who holds it."""
+    used = now.ring.span_bytes / max(1, now.ring.bytes)
+    style = "red" if used > 0.95 else "yellow" if used > 0.85 else ""
+    line: Line = [
+        (glyphs.bar(used, _BAR), style or "blue"),
+        (f" {share(used)} of {size(now.ring.bytes)}, {now.ring.num_records} records", style),
+    ]
+    if now.ring.oldest_lease_of is not None:
+        whose = now.ring.oldest_lease_of.partition(" (")[0]
+        line.append((f"   oldest lease {seconds(now.ring.oldest_lease_s)} ({whose})", "dim"))
+    return [line]
+
+
+def updates(now: Snapshot) -> list[Line]:
+    """What weight updates cost."""
+    if not now.totals.updates:
+        return [[("none published yet", "dim")]]
+    mean_s = now.totals.bubble_s / now.totals.updates
+    line: Line = [(f"{now.totals.updates} published, engines stood still {seconds(mean_s)} each", "")]
+    if now.updates:
+        last = now.updates[-1]
+        ago = seconds(max(0.0, now.time_s - last.time_s))
+        line.append((f"   last {ago} ago: write {seconds(last.write_s)}, load {seconds(last.load_s)}", "dim"))
+    return [line]
+
+
+def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
+    """All of them in one line, then each; those in trouble first."""
+    generator = now.generator
+    slots = sum(engine.now.allowed for engine in now.engines)
+    total: Line = [
+        (f"{number(generator.tokens_per_s)} tokens/s", "bold"),
+        (f"   {generator.in_flight} of {slots} slots in use ({share(generator.load)} on average)", ""),
+    ]
+    if generator.waiting_for_engines or generator.num_queued:
+        waiting = f"{generator.waiting_for_engines} requests and {generator.num_queued} groups wait"
+        total.append((f", {waiting}", ""))
+    if generator.rewards_in_progress:
+        total.append((f", {generator.rewards_in_progress} samples being scored", ""))
+    order = ("out", "narrowed", "paused", "ok")
+    lines = [total]
+    for engine in sorted(now.engines, key=lambda e: (order.index(e.health), e.url)):
+        figures = engine.now
+        name = urlsplit(engine.url).netloc or engine.url
+        failed = sum(figures.failures.values())
+        line: Line = [
+            (f"{engine.health:<8} ", _HEALTH_STYLES[engine.health]),
+            (f"{name}  {glyphs.bar(figures.in_flight / max(1, figures.capacity), 8)} ", ""),
+            (f"{figures.in_flight}/{figures.allowed}  {number(engine.tokens_per_s)} tok/s", ""),
+        ]
+        if figures.latency_s:
+            p50, p99 = figures.latency_s.get("p50", 0.0), figures.latency_s.get("p99", 0.0)
+            line.append((f"  p50 {seconds(p50)} p99 {seconds(p99)}", ""))
+        if figures.version is not None:
+            line.append((f"  {figures.version}", "dim"))
+        if failed:
+            line.append((f"  {failed} failures: {figures.last_error}", "yellow"))
+        lines.append(line)
+    return lines
+
+
+def waits(now: Snapshot) -> list[Line]:
+    """Who waits for whom."""
+    lines: list[Line] = [
+        [(f"{seconds(w.since_s)} ", "yellow" if w.since_s > 10 else ""), (f"{w.who} for {w.what}", "")]
+        for w in now.waits
+    ]
+    return lines or [[("nobody", "dim")]]
+
+
+def slowest(now: Snapshot) -> list[Line]:
+    """What takes longest."""
+    lines: list[Line] = [
+        [(f"{seconds(one.age_s)} ", ""), (f"{one.name}  {one.where}", "dim")] for one in now.slowest
+    ]
+    return lines or [[("nothing under way", "dim")]]
+
+
+def lost(now: Snapshot) -> list[Line]:
+    """Why groups were not trained."""
+    return [
+        [
+            (f"{r.count} {r.outcome}: ", "red" if r.outcome == "failed" else ""),
+            (f"{r.last}  ", ""),
+            (f"{seconds(r.age_s)} ago", "dim"),
+        ]
+        for r in now.reasons
+    ]
+
+
+def warnings(now: Snapshot) -> list[Line]:
+    """The latest first."""
+    return [
+        [
+            (f"{seconds(w.age_s)} ago{f' ({w.count} times)' if w.count > 1 else ''}: ", "yellow"),
+            (" ".join(w.text.split()), ""),
+        ]
+        for w in reversed(now.warnings)
+    ]
+
+
+def _update_words(now: Snapshot) -> str:
+    words = {"entering": "entering an update", "open": "writing weights", "publishing": "loading weights"}
+    return words.get(now.trainer.in_update, "updating")
+
+
+def _phase_style(phase: TrainerPhase) -> str:
+    styles = {TrainerPhase.WAITING: "yellow", TrainerPhase.TRAINING: "green", TrainerPhase.UPDATING: "cyan"}
+    return styles.get(phase, "")

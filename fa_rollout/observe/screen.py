@@ -1,0 +1,120 @@
+"""A snapshot on a terminal's screen: sections of lines, cut to the height and width there is.
+
+In: a snapshot, the steps of the last while, a size. Out: a text of lines that fit. Invariant: the first three
+lines say what to know at a glance, at any size; nothing wraps.
+"""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from fa_rollout.observe import rows
+from fa_rollout.observe.glyphs import Glyphs
+from fa_rollout.observe.rows import Line
+from fa_rollout.observe.snapshot import Snapshot, StepFigures
+
+LABEL = 11
+WIDE = 120
+"""Columns from which on there are two of them."""
+GAP = 3
+
+
+Sections = dict[str, list[Line]]
+"""Lines under their labels; where there is little room the last ones of each give way."""
+
+
+def draw(
+    now: Snapshot, steps: Sequence[StepFigures], *, width: int, height: int, glyphs: Glyphs, note: str = ""
+) -> Text:
+    """The whole screen. `note`: what is to be said in place of the age of the figures."""
+    head = [*rows.head(now, glyphs, width, note), []]
+    room = max(1, height - len(head))
+    left, right = _columns(now, steps, glyphs)
+    if width < WIDE:
+        body = [_labelled(line) for line in _fit(left | right, room)]
+        return _text([*head, *body], width, height, glyphs)
+    half = (width - GAP) // 2
+    pairs = _side_by_side(_fit(left, room), _fit(right, room), half, glyphs)
+    return _text([*head, *pairs], width, height, glyphs)
+
+
+def _columns(now: Snapshot, steps: Sequence[StepFigures], glyphs: Glyphs) -> tuple[Sections, Sections]:
+    left = {
+        "trainer": rows.trainer(now, glyphs),
+        "ranks": rows.ranks(now),
+        "steps": rows.steps(now, steps, glyphs),
+        "staleness": rows.staleness(now, steps, glyphs),
+        "groups": rows.groups(now),
+        "ring": rows.ring(now, glyphs),
+        "updates": rows.updates(now),
+    }
+    right = {
+        "engines": rows.engines(now, glyphs),
+        "waits": rows.waits(now),
+        "slowest": rows.slowest(now),
+        "lost": rows.lost(now),
+        "warnings": rows.warnings(now),
+    }
+    return left, right
+
+
+def _fit(sections: Sections, room: int) -> list[tuple[str, Line]]:
+    """Each section's first line, then further ones in turn as long as there is room."""
+    shown = {label: min(1, len(lines)) for label, lines in sections.items()}
+    left = room - sum(shown.values())
+    while left > 0:
+        growing = [label for label, lines in sections.items() if shown[label] < len(lines)]
+        if not growing:
+            break
+        for label in growing[:left]:
+            shown[label] += 1
+        left -= len(growing[:left])
+    fitted: list[tuple[str, Line]] = []
+    for label, lines in sections.items():
+        rest = len(lines) - shown[label]
+        for number, line in enumerate(lines[: shown[label]]):
+            more: Line = [(f"  (+{rest})", "dim")] if rest and number == shown[label] - 1 else []
+            fitted.append((label if number == 0 else "", [*line, *more]))
+    return fitted[:room]
+
+
+def _labelled(entry: tuple[str, Line]) -> Line:
+    label, line = entry
+    return [(f"{label:<{LABEL}}", "bold"), *line]
+
+
+def _side_by_side(
+    left: list[tuple[str, Line]], right: list[tuple[str, Line]], half: int, glyphs: Glyphs
+) -> list[Line]:
+    lines: list[Line] = []
+    for index in range(max(len(left), len(right))):
+        line = _cut(_labelled(left[index]), half, glyphs) if index < len(left) else []
+        used = sum(len(text) for text, _ in line)
+        gap = " " * (half - used + GAP)
+        lines.append([*line, (gap, ""), *(_labelled(right[index]) if index < len(right) else [])])
+    return lines
+
+
+def _text(lines: list[Line], width: int, height: int, glyphs: Glyphs) -> Text:
+    text = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(lines[:height]):
+        if number:
+            text.append("\n")
+        for words, style in _cut(line, width, glyphs):
+            text.append(words, style=style or None)
+    return text
+
+
+def _cut(line: Line, width: int, glyphs: Glyphs) -> Line:
+    """The line in at most `width` characters."""
+    if sum(len(words) for words, _ in line) <= width:
+        return line
+    end = "~" if glyphs.is_ascii else "…"
+    cut: Line = []
+    room = width - 1
+    for words, style in line:
+        cut.append((words[:room], style))
+        room -= len(words[:room])
+        if room <= 0:
+            break
+    return [*cut, (end, "dim")]
