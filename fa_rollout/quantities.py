@@ -27,7 +27,7 @@ def with_plain_quantities(section: type, table: dict[str, Any], name: str) -> di
     """
     hints = get_type_hints(section, include_extras=True)
     return {
-        key: _plain(f"{name}.{key}", hints[key], value) if key in hints else value
+        key: plain(f"{name}.{key}", hints[key], value) if key in hints else value
         for key, value in table.items()
     }
 
@@ -37,7 +37,12 @@ def is_quantity(hint: Any) -> bool:
     return _quantity(hint) is not None
 
 
-def _plain(key: str, hint: Any, value: Any) -> Any:
+def plain(key: str, hint: Any, value: Any) -> Any:
+    """The number that the text of a size or time means; any other value stays what it is.
+
+    Raises:
+        QuantityError: the text cannot be read.
+    """
     quantity = _quantity(hint)
     if quantity is None or not isinstance(value, str) or value in _words(hint):
         return value

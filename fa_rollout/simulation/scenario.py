@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -90,15 +91,37 @@ class Scenario:
     update_s: float = 0.05
     """Time that engines stand still for an update."""
     ring_bytes: int = VAST_RING_BYTES
+    """Admission plans with it; a record that must wait for room is not modelled."""
     seed: int = 0
+
+    def like(self, config: Config) -> Self:
+        """The same engines, trainer and answers under a configuration's knobs."""
+        rollout = config.rollout
+        return replace(
+            self,
+            num_steps=rollout.num_steps,
+            groups_per_step=rollout.groups_per_step,
+            samples_per_group=rollout.samples_per_group,
+            update_interval=rollout.update_interval,
+            staleness=rollout.staleness,
+            staleness_policy=rollout.staleness_policy,
+            surplus_groups=rollout.surplus_groups,
+            partial=rollout.partial,
+            num_engines=len(config.engine.urls) or config.launch.number,
+            num_slots=config.engine.max_concurrent_samples,
+            ring_bytes=config.ring.bytes,
+        )
 
     def config(self) -> Config:
         """The configuration of such a run."""
         return from_dict(
             {
                 "data": {"path": "simulated"},
-                "reward": {"function": "simulated.reward"},
-                "engine": {"urls": ["http://simulated"]},
+                "reward": {"function": "simulated:reward"},
+                "engine": {
+                    "urls": [f"http://simulated:{place + 1}" for place in range(self.num_engines)],
+                    "max_concurrent_samples": self.num_slots,
+                },
                 "ring": {"bytes": self.ring_bytes},
                 "rollout": {
                     "num_steps": self.num_steps,

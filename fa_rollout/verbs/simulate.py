@@ -1,0 +1,171 @@
+"""`fa-rollout-proc simulate`: what a run would show, without an engine and in no time."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fa_rollout.config import ConfigError, load, to_dict
+from fa_rollout.quantities import QuantityError, Seconds, plain
+from fa_rollout.verbs.configured import add_arguments, configuration
+
+if TYPE_CHECKING:
+    from fa_rollout.simulation import Scenario
+
+_STEPS = 60
+_DESCRIPTION = """\
+Plays a run's own flow control on a virtual clock, against engines that are a decode rate and a number of
+slots and a trainer that is a time: trainer idle, staleness, throughput and step time, in a second.
+Knobs of the run come from CONFIG or as flags; all else from a run that was (--like) or from the options."""
+_EXAMPLES = """\
+examples:
+  fa-rollout-proc simulate --train-s 40s --engines 4 --concurrency 64 --tokens-per-s 60 --lengths lengths.txt
+  fa-rollout-proc simulate --like out/run --rollout.staleness 1
+  fa-rollout-proc simulate run.toml --like out/run --sweep staleness=0..8 engines=1,2,4 --picture sweep.svg
+
+A sweep can go over staleness, policy, engines, concurrency, interval, surplus, partial, groups_per_step,
+samples_per_group, rejection, tokens_per_s, total_tokens_per_s, prefill_s, reward_s, train_s, write_s,
+update_s, ring_bytes, prompt_tokens, steps and seed."""
+
+
+def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Arguments of `simulate`."""
+    parser = verbs.add_parser(
+        "simulate",
+        help="predict trainer idle, staleness and throughput of a run",
+        usage="fa-rollout-proc simulate [CONFIG] [--SECTION.KEY VALUE ...] [OPTION ...]",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--like", metavar="DIR", type=Path, help="run.output_dir of a run: its lengths and times"
+    )
+    engines = parser.add_argument_group("engines")
+    engines.add_argument("--engines", type=int, metavar="N", dest="num_engines")
+    engines.add_argument(
+        "--concurrency", type=int, metavar="N", dest="num_slots", help="requests at once, of each"
+    )
+    engines.add_argument("--tokens-per-s", type=float, metavar="X", help="decode rate of one request")
+    engines.add_argument(
+        "--total-tokens-per-s", type=float, metavar="X", help="most of one engine; 0: no limit"
+    )
+    engines.add_argument("--prefill-s", type=_time, metavar="T", help="from a request to its first token")
+    answers = parser.add_argument_group("answers")
+    answers.add_argument(
+        "--lengths",
+        metavar="HOW",
+        help="lognormal:MEDIAN:SIGMA, or a file of whole numbers, one a line\n"
+        "(default: lognormal, a quarter of sampling.max_new_tokens, 0.8)",
+    )
+    answers.add_argument("--rejection", type=float, metavar="X", help="share of groups that a filter rejects")
+    answers.add_argument("--reward-s", type=_time, metavar="T", help="scoring of a group")
+    trainer = parser.add_argument_group("trainer")
+    trainer.add_argument("--train-s", type=_time, metavar="T", help="a step, without its wait and its update")
+    trainer.add_argument("--write-s", type=_time, metavar="T", help="writing weights, while engines go on")
+    trainer.add_argument("--update-s", type=_time, metavar="T", help="an update, while engines stand still")
+    play = parser.add_argument_group("play")
+    play.add_argument(
+        "--steps", type=int, metavar="N", help=f"of each run (default: the run's own, at most {_STEPS})"
+    )
+    play.add_argument("--seeds", type=int, default=1, metavar="N", help="runs that figures are the means of")
+    play.add_argument(
+        "--sweep", nargs="+", action="extend", default=[], metavar="NAME=VALUES", help="0..8 or 1,2,4"
+    )
+    play.add_argument(
+        "--picture", type=Path, metavar="FILE", help="of a sweep, .svg or .png (needs matplotlib)"
+    )
+    play.add_argument("--json", type=Path, metavar="FILE", help="write the figures down")
+    parser.set_defaults(call=call, takes_command=False)
+
+
+def call(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Play, and return the exit code."""
+    try:
+        from fa_rollout.simulation import sweep, table
+    except ImportError as error:
+        raise ConfigError(f"simulate needs simpy ({error}): pip install 'fa-rollout[simulation]'") from None
+    base = scenario(options)
+    sweeps = sweep.parse(options.sweep)
+    if options.picture is not None and not sweeps:
+        raise ConfigError("--picture shows a sweep: give --sweep too, such as staleness=0..8")
+    rows = list(sweep.play(base, sweeps, num_seeds=options.seeds))
+    table.show(base, sweeps, rows)
+    if options.json is not None:
+        found = [{"setting": row.setting, "figures": row.figures} for row in rows]
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.picture is not None:
+        from fa_rollout.simulation.picture import draw
+
+        draw(rows, sweeps, options.picture)
+    return 0
+
+
+def scenario(options: argparse.Namespace) -> "Scenario":
+    """What is to be played: a recorded run or the plain one, then the configuration, then the options.
+
+    Raises:
+        ConfigError: a file cannot be used, or a rule is broken.
+    """
+    from fa_rollout.simulation import Scenario, lengths_of_file, lognormal_lengths
+
+    base = Scenario()
+    if options.like is not None:
+        from fa_rollout.simulation.recorded import scenario_of
+
+        base = scenario_of(options.like)
+    if options.config is None:
+        config = load(None, _over(to_dict(base.config()), options.changes))
+    else:
+        config = configuration(options)
+    base = base.like(config)
+    most = config.sampling.max_new_tokens
+    if options.like is None and options.lengths is None and (options.config or "sampling" in options.changes):
+        base = replace(base, lengths=lognormal_lengths(most / 4, 0.8, 1, most))
+    changes: dict[str, Any] = {"num_steps": options.steps or min(base.num_steps, _STEPS)}
+    for name in _OPTIONS:
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    if options.lengths is not None:
+        kind, *numbers = options.lengths.split(":")
+        if kind == "lognormal":
+            changes["lengths"] = lognormal_lengths(*_two(numbers, options.lengths), 1, max(most, 1 << 17))
+        else:
+            changes["lengths"] = lengths_of_file(Path(options.lengths), 1 << 17)
+    return replace(base, **changes)
+
+
+_OPTIONS = (
+    "num_engines",
+    "num_slots",
+    "tokens_per_s",
+    "total_tokens_per_s",
+    "prefill_s",
+    "rejection",
+    "reward_s",
+    "train_s",
+    "write_s",
+    "update_s",
+)
+
+
+def _two(texts: list[str], whole: str) -> tuple[float, float]:
+    try:
+        median, sigma = map(float, texts)
+    except ValueError:
+        raise ConfigError(f"--lengths must be lognormal:MEDIAN:SIGMA or a file, found {whole!r}") from None
+    return median, sigma
+
+
+def _over(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {name: tree.get(name, {}) | changes.get(name, {}) for name in tree.keys() | changes.keys()}
+
+
+def _time(text: str) -> float:
+    try:
+        return float(plain("it", Seconds, text))
+    except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
