@@ -44,11 +44,7 @@ class Lane:
 
     def has_room(self, now: float) -> bool:
         """True when a request may be sent now."""
-        return (
-            self.in_flight < self.window.allowed
-            and self.is_usable
-            and now >= self.window.not_before
-        )
+        return self.in_flight < self.window.allowed and self.is_usable and now >= self.window.not_before
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

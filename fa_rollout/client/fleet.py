@@ -16,10 +16,9 @@ import aiohttp
 from fa_rollout.client import control
 from fa_rollout.client.address import AddressError, engine_url
 from fa_rollout.client.engine import Engine
-from fa_rollout.client.errors import ControlFailed, ControlRefused, EngineUnavailable
+from fa_rollout.client.errors import ControlFailed, ControlRefused
 from fa_rollout.client.policy import FailurePolicy
-from fa_rollout.client.probe import EngineInfo, patiently, probe
-from fa_rollout.client.request import WireIds
+from fa_rollout.client.probe import patiently
 
 T = TypeVar("T")
 
@@ -73,32 +72,15 @@ class Fleet:
         self._listed_at = time.monotonic()
         return self.engines
 
-    async def probe_all(self, ids: WireIds, *, ends_pauses: bool) -> tuple[EngineInfo, ...]:
-        """Every engine, once it is up.
+    async def await_engines(self, deadline: float) -> list[Engine]:
+        """The engines at the start, for which a router is waited for until the deadline (time.monotonic()).
 
         Raises:
-            EngineUnavailable: one is not up by the deadline; names each such engine and its last error.
+            EngineUnavailable: it does not answer, or has none.
         """
-        deadline = time.monotonic() + self._policy.start_timeout_s
         if self._router is not None:
             await patiently(self.refresh, deadline, self._router.url)
-        limit_s = min(self._policy.control_timeout_s, self._policy.start_timeout_s)
-
-        async def one(engine: Engine) -> EngineInfo:
-            return await patiently(
-                lambda: probe(engine, ids.make("probe"), limit_s, ends_pauses=ends_pauses),
-                deadline,
-                engine.url,
-            )
-
-        outcomes = await asyncio.gather(*map(one, self.engines), return_exceptions=True)
-        failed = [o for o in outcomes if isinstance(o, BaseException)]
-        for failure in failed:
-            if not isinstance(failure, EngineUnavailable):
-                raise failure
-        if failed:
-            raise EngineUnavailable("every engine must be up at the start; " + "; ".join(map(str, failed)))
-        return tuple(o for o in outcomes if isinstance(o, EngineInfo))
+        return list(self.engines)
 
     async def versions(self) -> dict[str, str | None]:
         """The version label of each engine that can be reached."""

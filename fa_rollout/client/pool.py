@@ -18,11 +18,12 @@ from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.descriptors import allowed_connections
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.errors import ClientError
+from fa_rollout.client.errors import ClientError, ControlFailed
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
 from fa_rollout.client.membership import Membership
 from fa_rollout.client.network import open_session
+from fa_rollout.client.opening import Opening
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.probe import EngineInfo
 from fa_rollout.client.recovery import Recovery, Weights
@@ -47,13 +48,14 @@ class EnginePool:
         balance: Balance = Balance.LEAST_LOADED,
         stream: bool = False,
         vocab_size: int | None = None,
-        continue_first: bool = False,
+        takes_over: bool = False,
         ends_pauses: bool = True,
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
         With `stream`, tokens made before an engine died, or before an abort in its queue, are kept. With
-        `continue_first`, engines that an earlier life of the caller may have left paused go on at the start.
+        `takes_over`, engines that an earlier life of the caller may have left paused go on at the start,
+        which waits for one of them alone: those that come later are let in then.
         Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
 
         Raises:
@@ -69,7 +71,7 @@ class EnginePool:
         self._balance = balance
         self._stream = stream
         self._vocab_size = vocab_size
-        self._continue_first = continue_first
+        self._takes_over = takes_over
         self._ends_pauses = ends_pauses
         self._clock = ActiveClock()
         self._background = Background()
@@ -112,17 +114,25 @@ class EnginePool:
         ids = WireIds()
         self._fleet = Fleet(self._urls, router=self._router, session=session, policy=self.policy)
         try:
-            if self._continue_first:
-                await self._fleet.continue_(tolerant=True)
-            self._infos += await self._fleet.probe_all(ids, ends_pauses=self._ends_pauses)
+            opening = Opening(
+                fleet=self._fleet,
+                policy=self.policy,
+                ids=ids,
+                ends_pauses=self._ends_pauses,
+                takes_over=self._takes_over,
+            )
+            found, late = await opening.probe_all()
         except BaseException:
             await self._stack.aclose()
             raise
+        self._infos += found
         if self._vocab_size is None:
             sizes = [info.vocab_size for info in self.engines if info.vocab_size is not None]
             self._vocab_size = min(sizes, default=None)
         await self._background.start()
         self._wire(ids)
+        for engine in late:
+            self._recovery.lost(engine, ControlFailed("it was not up when the others were"))
         self._is_open = True
 
     def _wire(self, ids: WireIds) -> None:

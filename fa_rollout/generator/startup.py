@@ -67,7 +67,7 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
         policy=_failure_policy(config.engine.request_timeout_s),
         balance=_BALANCES[config.engine.balance],
-        continue_first=resume.incarnation > 1,  # the life before may have died in the middle of an update
+        takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
     )
     rewards = RewardRunner(config.reward)
     generate = _generate(config)

@@ -239,3 +239,20 @@ def test_a_join_waits_for_an_engine_that_still_starts(engines: list[ScriptedEngi
         return await ask(pool)
 
     assert_true(run_with([first.url], work))
+
+
+def test_who_takes_over_does_not_wait_for_an_engine_that_is_away(engines: list[ScriptedEngine]) -> None:
+    first, second = engines
+    port = int(second.url.rsplit(":", 1)[1])
+    second.stop()
+
+    async def work(pool: EnginePool) -> None:
+        pool.assume_weights(None, "run:4")
+        assert_true(await ask(pool))
+        with ScriptedEngine.start(SLOW, port=port) as back:
+            await until(lambda: pool.statistics().lanes[1].circuit == "closed")
+            assert back.state()["weight_version"] == "run:4"
+            await ask_many(pool, 4)
+            assert sent(back)
+
+    run_with([e.url for e in engines], work, takes_over=True)

@@ -1,0 +1,94 @@
+"""The start of a pool: which engines are up, and what they are.
+
+| who waits | for | at most |
+|---|---|---|
+| a first start | every engine | `start_timeout_s` |
+| one that takes over from another life | one engine, then `_LATE_S` for the others | `start_timeout_s` |
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from fa_rollout.client.engine import Engine
+from fa_rollout.client.errors import ControlFailed, EngineUnavailable
+from fa_rollout.client.fleet import Fleet
+from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.probe import EngineInfo, patiently, probe
+from fa_rollout.client.request import WireIds
+
+_LOG = logging.getLogger(__name__)
+_LATE_S = 0.5
+
+_Outcome = EngineInfo | EngineUnavailable | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a pool starts."""
+
+    fleet: Fleet
+    policy: FailurePolicy
+    ids: WireIds
+    ends_pauses: bool
+    """An engine that stands paused for long goes on."""
+    takes_over: bool
+    """An earlier life of the caller may have left engines paused: they go on; one that is away is not waited
+    for."""
+
+    async def probe_all(self) -> tuple[list[EngineInfo], list[Engine]]:
+        """The engines that are up, and those that were not waited for.
+
+        Raises:
+            EngineUnavailable: one that is waited for is not up in time; names each and its last error.
+        """
+        deadline = time.monotonic() + self.policy.start_timeout_s
+        engines = await self.fleet.await_engines(deadline)
+        outcomes = await self._all([self._one(engine, deadline) for engine in engines])
+        failed = [outcome for outcome in outcomes if isinstance(outcome, EngineUnavailable)]
+        found = [outcome for outcome in outcomes if isinstance(outcome, EngineInfo)]
+        if failed and not (self.takes_over and found):
+            raise EngineUnavailable("every engine must be up at the start; " + "; ".join(map(str, failed)))
+        is_up = {info.url for info in found}
+        return found, [engine for engine in engines if engine.url not in is_up]
+
+    async def _one(self, engine: Engine, deadline: float) -> _Outcome:
+        limit_s = min(self.policy.control_timeout_s, self.policy.start_timeout_s)
+        try:
+            if self.takes_over:
+                await _continued(engine)
+            return await patiently(
+                lambda: probe(engine, self.ids.make("probe"), limit_s, ends_pauses=self.ends_pauses),
+                deadline,
+                engine.url,
+            )
+        except EngineUnavailable as error:
+            return error
+
+    async def _all(self, works: list[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
+        """What each brings; None for one that is late, whose work is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+            if self.takes_over:
+                pending = set(tasks)
+                while pending and not any(_is_up(task) for task in tasks):
+                    _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                _, late = await asyncio.wait(tasks, timeout=_LATE_S)
+                for task in late:
+                    task.cancel()
+        return [None if task.cancelled() else task.result() for task in tasks]
+
+
+def _is_up(task: "asyncio.Task[_Outcome]") -> bool:
+    return task.done() and isinstance(task.result(), EngineInfo)
+
+
+async def _continued(engine: Engine) -> None:
+    """An engine that may stand paused goes on."""
+    try:
+        await engine.call("POST", "/continue_generation", {})
+    except ControlFailed as error:
+        _LOG.info("event=continue_failed error=%s", error)
