@@ -42,8 +42,12 @@ class Engines:
         """What the generator asks: the engines, or the router; None until all of it is up."""
         if self._config.engine.router:
             return None if self._router is None or self._router.url is None else [self._router.url]
-        urls = [keeper.url for keeper in self._keepers if keeper.url is not None]
-        return urls if len(urls) == len(self._keepers) else None
+        return self.members if len(self.members) == len(self._keepers) else None
+
+    @property
+    def members(self) -> list[str]:
+        """Addresses of the engines themselves, as far as they have been up."""
+        return [keeper.url for keeper in self._keepers if keeper.url is not None]
 
     @property
     def obituary(self) -> str | None:
@@ -99,9 +103,8 @@ class Engines:
         )
 
     def _start_router(self) -> None:
-        urls = [keeper.url for keeper in self._keepers if keeper.url is not None]
-        if self._config.engine.router and self._router is None and len(urls) == len(self._keepers):
-            self._router = self._keeper(program.router(self._config, urls))
+        if self._config.engine.router and self._router is None and len(self.members) == len(self._keepers):
+            self._router = self._keeper(program.router(self._config, self.members))
 
     def _tell(self, keeper: EngineKeeper, *, died_for_good: bool) -> None:
         assert keeper.url is not None, "a run begins when all engines have an address"

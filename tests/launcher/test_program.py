@@ -1,0 +1,101 @@
+"""Command lines and variables of engines and router, from the configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fa_rollout.config import Config, ConfigError, from_dict
+from fa_rollout.launcher import program
+
+
+def config(model: str = "org/model", *, engine: dict[str, Any] | None = None, **launch: Any) -> Config:
+    return from_dict(
+        {
+            "data": {"path": "prompts.jsonl"},
+            "rollout": {"num_steps": 1, "groups_per_step": 1, "samples_per_group": 1},
+            "reward": {"function": "task.reward"},
+            "engine": {"model": model} | (engine or {}),
+            "launch": launch,
+        }
+    )
+
+
+def command_of(one: program.Program, port: int = 31000) -> list[str]:
+    """What the supervisor runs."""
+    words = one.words(port, 9)
+    return words[words.index("--") + 1 :]
+
+
+def test_sglang_is_run_with_its_model_and_port_and_what_else_is_asked() -> None:
+    one = program.engines(config(server="sglang", python="/venv/python", arguments=["--tp", "2"]))[0]
+    place = ["--host", "127.0.0.1", "--port", "31000"]
+    expected = [
+        "/venv/python",
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        "org/model",
+        *place,
+        "--tp",
+        "2",
+    ]
+    assert command_of(one) == expected
+    assert "http://127.0.0.1:31000" in one.words(31000, 9)
+
+
+def test_a_folder_is_named_in_full_and_a_name_of_a_hub_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path / "model") in command_of(program.engines(config("model", server="sglang"))[0])
+    assert "org/model" in command_of(program.engines(config(server="sglang"))[0])
+
+
+def test_a_command_of_ones_own_is_filled_in_and_json_in_it_is_left_alone() -> None:
+    words = ["serve", "{model}", "--at={host}:{port}", "--json", json.dumps({"port": 1}), "--seed", "{place}"]
+    filled = ["serve", "org/model", "--at=127.0.0.1:31000", "--json", '{"port": 1}', "--seed", "1"]
+    assert command_of(program.engines(config(server="sglang", number=2, command=words))[1]) == filled
+
+
+def test_each_engine_sees_devices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engines = program.engines(config(server="sglang", number=2, gpus_per_engine=2))
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in engines] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-8")
+    engines = program.engines(config(server="sglang", number=3, gpus_per_engine=1))
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in engines] == ["4", "5", "GPU-8"]
+    named = program.engines(config(server="sglang", number=2, gpus_per_engine=1, gpus=["7", "6"]))
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in named] == ["7", "6"]
+    assert "CUDA_VISIBLE_DEVICES" not in program.engines(config(server="sglang"))[0].environment
+
+
+def test_variables_are_filled_in() -> None:
+    one = program.engines(config(server="sglang", number=2, environment={"SEED": "s{place}"}))[1]
+    assert one.environment == {"SEED": "s1"}
+
+
+def test_a_router_is_told_all_engines() -> None:
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    command = command_of(program.router(config(server="sglang", number=2, engine={"router": True}), urls))
+    assert command[command.index("--worker-urls") + 1 :] == urls
+    assert "--disable-retries" in command
+    other = program.router(config(router_command=["route", "{urls}", "--port={port}"]), urls)
+    assert command_of(other) == ["route", *urls, "--port=31000"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        ({"number": 3, "gpus_per_engine": 2, "gpus": ["0"]}, ["launch.gpus", "1 for 3 x 2"]),
+        ({"command": ["serve"]}, ["launch.command", "sglang", "embedded"]),
+        ({"number": 0}, ["launch.number"]),
+        ({"silence_limit_s": "soon"}, ["launch.silence_limit_s", "soon"]),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_its_key(launch: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**launch)
+    assert all(word in str(caught.value) for word in words)
