@@ -22,8 +22,6 @@ from fa_rollout.records.sample_file import FOLDER, LENGTH, MAGIC, FileName, Writ
 from fa_rollout.sample import Sample
 from trainer_hook.messages import Settlement
 
-COMMITTED = "committed"
-"""Outcome of a group that went to the hub; the others are those of `Settlement`."""
 FLUSH_S = 1.0
 MAX_BUFFERED_BYTES = 64 << 20
 """A disk that hangs costs samples, not memory."""

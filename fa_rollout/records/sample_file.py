@@ -23,6 +23,8 @@ MAGIC = b"fa_rollout samples 1\n"
 LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
 FOLDER = "samples"
+COMMITTED = "committed"
+"""Outcome of a group that went to the hub; the others are filtered, failed, dropped."""
 _NAME = re.compile(r"(?P<run>.+)\.(?P<incarnation>[0-9]{4,})\.(?P<number>[0-9]{5,})\.msgpack")
 
 
@@ -35,7 +37,6 @@ class WrittenGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_index: int
     """Row of the data."""
     outcome: str
-    """`committed`: it went to the hub; or `filtered`, `failed`, `dropped`."""
     reason: str = ""
     started_s: float
     ended_s: float
