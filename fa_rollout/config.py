@@ -18,6 +18,7 @@ from trainer_hook.record import COLUMNS, ExtraColumn
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class ConfigError(FaRolloutError, ValueError):
@@ -213,6 +214,9 @@ class Trainer(_Section):
     """None: one micro-batch a rank and step."""
     stall_s: Seconds = 600.0
     """Longest wait for a batch."""
+    progress_s: Seconds = 10.0
+    """Shortest time between two lines on the run's progress, which `run` prints and rank 0's hook logs as
+    INFO; 0: none."""
     pause_lease_s: Seconds = 600.0
     """Engines paused for an update go on by themselves after this."""
     publish: Via = Via.DISK
@@ -245,6 +249,26 @@ class Run(_Section):
     """A generator silent for so long is taken for stopped and is replaced; a hub, and the run is over."""
 
 
+class Metrics(_Section):
+    """Where a run's figures go, beside `fa-rollout-proc top`. Secrets are read from the environment
+    (`WANDB_API_KEY`)."""
+
+    interval_s: Seconds = 10.0
+    """Time between two snapshots, 0.1 at least."""
+    jsonl: bool = True
+    """Add each to `metrics.jsonl` in `run.output_dir`, where there is one."""
+    prometheus_port: Port | None = None
+    """Serve them to Prometheus on this port (needs the extra `metrics`)."""
+    prometheus_host: str = "127.0.0.1"
+    """Address that it listens on; who reaches it reads the figures."""
+    tensorboard_dir: str | None = None
+    """Folder for TensorBoard's files (needs the extra `tensorboard`)."""
+    wandb_project: str | None = None
+    """Project on Weights & Biases (needs the extra `wandb`)."""
+    wandb_name: str | None = None
+    """Of the run there; None: the name of `run.output_dir`."""
+
+
 class Config(_Section):
     """A whole run."""
 
@@ -258,6 +282,7 @@ class Config(_Section):
     record: Record = Record()
     ring: Ring = Ring()
     trainer: Trainer = Trainer()
+    metrics: Metrics = Metrics()
     run: Run = Run()
 
 
@@ -276,6 +301,8 @@ def from_dict(tree: dict[str, Any]) -> Config:
     if config.data.shard >= config.data.num_shards:
         found = f"{config.data.shard} of {config.data.num_shards}"
         raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
+    if config.metrics.interval_s < 0.1:
+        raise ConfigError(f"metrics.interval_s must be 0.1 s or more, found {config.metrics.interval_s:g}")
     _check_columns(config.record.columns)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config
