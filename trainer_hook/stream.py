@@ -69,9 +69,9 @@ class Stream:
             self._guard(lambda: self._send(bucket))
 
     def close(self) -> None:
-        """Wait for what was sent last."""
+        """Wait for what was sent last, and for every engine to say that it has all of it."""
         if self.failure is None:
-            self._guard(self._finish)
+            self._guard(self._seal)
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
@@ -96,6 +96,11 @@ class Stream:
     def _finish(self) -> Any:
         number, self._pending = self._pending, None
         return None if number is None else self._engines.finish(number)
+
+    def _seal(self) -> None:
+        self._finish()
+        self._begin(m.SealStream())
+        self._finish()
 
     def _send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
         raise NotImplementedError

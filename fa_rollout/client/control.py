@@ -6,12 +6,15 @@ Invariant: nothing here ends a request that is not ours, but a pause whose mode 
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from fa_rollout.client.engine import Engine
 from fa_rollout.client.errors import ControlFailed, ControlRefused
 
 _LOG = logging.getLogger(__name__)
+IN_PIECES = "in-pieces"
+"""Label of an engine whose weights are being replaced piece by piece: no version."""
 _PAUSE_PROBE_S = 3.0
 _FLUSH_PATIENCE_S = 5.0
 """SGLang looks every 4 s for clients that have hung up, and then gives their requests up, also in a pause."""
@@ -67,12 +70,39 @@ async def flush_cache(engine: Engine) -> None:
         await asyncio.sleep(_FLUSH_RETRY_S)
 
 
-async def load_weights(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """A version in a folder that engines can read."""
+
+    path: str
+    """Holds all weights."""
+    label: str
+    changed: str | None = None
+    """Folder of what differs from the version labelled `base`, for engines that hold that."""
+    base: str | None = None
+
+
+async def load_weights(
+    engine: Engine, files: Files, *, takes_parts: bool, flush_cache: bool, limit_s: float
+) -> None:
     """The engine loads weights from a folder that it can read, and tells their label.
+
+    `takes_parts`: it keeps what a folder does not hold. True of SGLang where the model is not quantized: then
+    weights are copied as they come, and nothing is computed of all of them.
 
     Raises:
         ControlFailed: it does not load them, or does not tell the label.
     """
+    if takes_parts and files.changed is not None and await version_of(engine) == files.base:
+        try:
+            await _load(engine, files.changed, files.label, flush_cache=flush_cache, limit_s=limit_s)
+            return
+        except ControlRefused as error:
+            _LOG.warning("event=part_refused endpoint=%s error=%s", engine.url, error)
+    await _load(engine, files.path, files.label, flush_cache=flush_cache, limit_s=limit_s)
+
+
+async def _load(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:
     payload = {
         "model_path": path,
         "weight_version": label,

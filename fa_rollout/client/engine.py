@@ -70,7 +70,17 @@ class Engine:
             ControlFailed: refused, unreachable, or silent until the deadline.
         """
         limit_s = timeout_s or self._policy.control_timeout_s
-        status, body = await self._exchange(method, path, payload, limit_s)
+        data = None if payload is None else msgspec.json.encode(payload)
+        return await self._control(method, path, data, limit_s)
+
+    async def call_raw(self, path: str, body: bytes, *, timeout_s: float) -> dict[str, Any]:
+        """The same with the JSON of a body that is large and known already."""
+        return await self._control("POST", path, io.BytesIO(body), timeout_s)
+
+    async def _control(
+        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
+    ) -> dict[str, Any]:
+        status, body = await self._exchange(method, path, data, limit_s)
         if status >= 300:
             text = body[:500].decode(errors="replace")
             raise ControlRefused(f"{method} {self.url}{path} must be accepted, found {status} {text}", status)
@@ -88,9 +98,8 @@ class Engine:
             return None
 
     async def _exchange(
-        self, method: str, path: str, payload: dict[str, Any] | None, limit_s: float
+        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
     ) -> tuple[int, bytes]:
-        data = None if payload is None else msgspec.json.encode(payload)
         try:
             async with (
                 asyncio.timeout(limit_s),

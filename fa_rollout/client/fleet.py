@@ -26,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 _WORKERS_AGE_S = 1.0
 _PAUSE_AGE_S = 0.5
 _LISTED_POLL_S = 0.2
+_LOOK_S = 3.0
 _MAX_ABORTS_AT_ONCE = 32
 """Each takes a socket of its own, since those of requests are in use."""
 
@@ -110,12 +111,28 @@ class Fleet:
         """Every engine forgets what it computed under its present weights."""
         await self._each(control.flush_cache)
 
-    async def load_weights(self, path: str, label: str, *, flush_cache: bool) -> None:
+    async def load_weights(
+        self, files: control.Files, *, flush_cache: bool, takes_parts: Callable[[str], bool]
+    ) -> None:
         """Every engine loads weights from a folder and tells their label."""
         limit_s = self._policy.update_timeout_s
         await self._each(
-            lambda engine: control.load_weights(engine, path, label, flush_cache=flush_cache, limit_s=limit_s)
+            lambda engine: control.load_weights(
+                engine, files, takes_parts=takes_parts(engine.url), flush_cache=flush_cache, limit_s=limit_s
+            )
         )
+
+    async def reachable(self) -> list[Engine]:
+        """Every engine that is not lost, and those of the lost that answer: from now on they are none.
+
+        Raises:
+            ControlFailed: the router does not answer, or lists none.
+        """
+        engines = [*await self.refresh(), *self.newcomers.values()]
+        lost = [engine for engine in engines if engine.url in self.lost]
+        answers = await asyncio.gather(*(engine.status("/model_info", _LOOK_S) for engine in lost))
+        self.lost -= {engine.url for engine, status in zip(lost, answers, strict=True) if status is not None}
+        return [engine for engine in engines if engine.url not in self.lost]
 
     async def set_label(self, label: str) -> None:
         """Every engine tells this label from now on."""

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
+from fa_rollout.client import control
 from fa_rollout.client.address import engine_url
 from fa_rollout.client.background import Background
 from fa_rollout.client.circuit import Circuit, Window
@@ -30,6 +31,7 @@ from fa_rollout.client.recovery import Recovery, Weights
 from fa_rollout.client.request import TokenIds, WireIds, check_ids
 from fa_rollout.client.sender import Call, Sender
 from fa_rollout.client.statistics import Books, PoolStatistics, take_statistics
+from fa_rollout.client.streaming import WeightStream
 from fa_rollout.client.turnstile import Turnstile
 
 _LOG = logging.getLogger(__name__)
@@ -152,6 +154,8 @@ class EnginePool:
             turnstile=Turnstile(),
             stream=self._stream,
         )
+        self.streams = WeightStream(self._fleet, self._recovery, self.policy, num_workers=self._num_workers)
+        """For weights that come without files."""
         self.members = Membership(
             fleet=self._fleet,
             dispatcher=self._dispatcher,
@@ -304,8 +308,13 @@ class EnginePool:
         self._clock.go()
         self._dispatcher.release_hold()
 
-    async def update_weights_from_disk(self, path: str, label: str) -> None:
+    async def update_weights_from_disk(
+        self, path: str, label: str, *, changed: str | None = None, base: str | None = None
+    ) -> None:
         """Load weights from a folder on every engine, under a version label that each then tells.
+
+        `changed` is a folder of what differs from the version labelled `base`: engines that hold that, and
+        whose model is not quantized, load no more.
 
         Raises:
             ControlFailed: an engine did not load, or does not tell the label; or its prefix cache cannot be
@@ -317,8 +326,9 @@ class EnginePool:
             await self._fleet.flush_cache()
         is_idle = self._pause_mode not in ("retract", "in_place")
         before, self._recovery.weights = self._recovery.weights, Weights(path=path, label=label)
+        files = control.Files(path=path, label=label, changed=changed, base=base)
         try:  # an engine that comes back in the meantime loads the new ones by itself
-            await self._fleet.load_weights(path, label, flush_cache=is_idle)
+            await self._fleet.load_weights(files, flush_cache=is_idle, takes_parts=self._takes_parts)
         except BaseException:
             self._recovery.weights = before
             raise
@@ -338,6 +348,26 @@ class EnginePool:
         `path` None: engines have them from their own start, and such a one gets the label alone.
         """
         self._recovery.weights = Weights(path=path, label=label)
+
+    def expect_streamed(self, label: str) -> None:
+        """Engines have weights of this label that no file holds; those that lack them get no requests."""
+        self._recovery.weights = Weights(label=label, is_streamed=True)
+        for engine in self._fleet.engines:
+            info = self._info(engine.url)
+            if info is not None and info.version_label != label:
+                text = f"it tells weight version {info.version_label!r} instead of {label!r}"
+                self._recovery.lost(engine, ControlFailed(text))
+
+    def _info(self, url: str) -> EngineInfo | None:
+        return next((info for info in self.engines if info.url == url), None)
+
+    def _takes_parts(self, url: str) -> bool:
+        info = self._info(url)
+        return info is not None and info.takes_parts
+
+    def _num_workers(self, url: str) -> int:
+        info = self._info(url)
+        return 1 if info is None else info.num_workers
 
     def recheck_versions(self) -> None:
         """An answer claimed a version that no engine should have: find the engine, and renew its weights."""

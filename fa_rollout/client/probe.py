@@ -43,6 +43,11 @@ class EngineInfo:
     """None where the model's folder cannot be read here."""
     context_length: int | None = None
     """Tokens of prompt and response together; None where the engine does not tell."""
+    num_workers: int = 1
+    """Processes that hold a part of its weights each (tensor parallelism)."""
+    takes_parts: bool = False
+    """It may be given some weights alone, and keeps the others: certain only of a model without quantization,
+    of whose weights nothing is computed when they are loaded."""
 
 
 async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> EngineInfo:
@@ -57,6 +62,7 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
     """
     model = await control.model_info(engine)
     server = await _server_info(engine)
+    config = _config(model.get("model_path"))
     reply = await _one_token(engine, rid, limit_s, ends_pauses=ends_pauses)
     return EngineInfo(
         url=engine.url,
@@ -64,8 +70,10 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
         has_spans=reply.has_spans,
         model_path=_text(model.get("model_path")),
         server_version=_text(server.get("version")),
-        vocab_size=_vocab_size(model.get("model_path")),
+        vocab_size=_vocab_size(config),
         context_length=_context_length(server),
+        num_workers=_number(server.get("tp_size"), 1),
+        takes_parts=_takes_parts(server, config),
     )
 
 
@@ -141,10 +149,26 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _vocab_size(model_path: Any) -> int | None:
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) else default
+
+
+def _config(model_path: Any) -> dict[str, Any] | None:
+    """The model's own, where its folder can be read here."""
     try:
         config = json.loads((Path(str(model_path)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return config if isinstance(config, dict) else None
+
+
+def _vocab_size(config: dict[str, Any] | None) -> int | None:
+    if config is None:
+        return None
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def _takes_parts(server: dict[str, Any], config: dict[str, Any] | None) -> bool:
+    told = "quantization" in server and server["quantization"] is None
+    return told and config is not None and not config.get("quantization_config")

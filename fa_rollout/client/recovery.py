@@ -5,6 +5,7 @@ Invariant: an engine gets requests again only when it is healthy and has the wei
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fa_rollout.client import control
@@ -26,9 +27,11 @@ _HEALTH_TIMEOUT_S = 30.0
 class Weights:
     """What every engine holds; one that comes back must have it too."""
 
-    path: str | None
+    path: str | None = None
     """None: every engine has it from its own start, and lacks the label alone."""
     label: str
+    is_streamed: bool = False
+    """No file holds it: an engine that lacks it must wait for the next update."""
 
 
 class Recovery:
@@ -79,6 +82,16 @@ class Recovery:
             self._take_out(engine)
         elif lane.circuit.open(str(error)):
             self.opened(lane)
+        else:
+            self._take_out(engine)
+
+    def has_weights(self, engines: Iterable[Engine]) -> None:
+        """These engines took the current weights, whatever they missed before."""
+        for engine in engines:
+            self._fleet.lost.discard(engine.url)
+            lane = self._lanes.get(engine.url)
+            if lane is not None and lane.circuit.is_open:
+                self._reopen(lane)
 
     def recheck(self) -> None:
         """An answer claimed a version that it should not have: take out engines that were started anew."""
@@ -182,11 +195,14 @@ class Recovery:
 
     async def _renew_weights(self, engine: Engine) -> None:
         """An engine that was started anew has its first weights; what it needs may change while it loads."""
-        while (weights := self.weights) is not None:
+        while True:
+            weights = self.weights
             found = await control.version_of(engine)
             if weights is not self.weights:
                 continue
-            if found == weights.label:
+            if found == control.IN_PIECES or (weights is not None and found != weights.label):
+                _check_can_be_given(engine, weights, found)
+            if weights is None or found == weights.label:
                 return
             _LOG.warning(
                 "event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, weights.label
@@ -198,4 +214,16 @@ class Recovery:
             await control.set_label(engine, weights.label)
         else:
             limit_s = self._policy.update_timeout_s
-            await control.load_weights(engine, weights.path, weights.label, flush_cache=True, limit_s=limit_s)
+            files = control.Files(path=weights.path, label=weights.label)
+            await control.load_weights(engine, files, takes_parts=False, flush_cache=True, limit_s=limit_s)
+
+
+def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | None) -> None:
+    """Raise ControlFailed when nobody but the trainer has what this engine lacks."""
+    is_in_pieces = found == control.IN_PIECES and (weights is None or weights.path is None)
+    if is_in_pieces or (weights is not None and weights.is_streamed):
+        label = "unknown" if weights is None else repr(weights.label)
+        raise ControlFailed(
+            f"{engine.url} must hold the weights labelled {label}, found {found!r}, and no file holds them: "
+            "it waits for the next hook.update_weights()"
+        )

@@ -173,7 +173,7 @@ class Generator:
                 self._evaluator.drop(message.evaluation)
             case m.ChangeEngines():
                 self._changes.order(message, services)
-            case m.PauseEngines() | m.PublishWeights() | m.ContinueEngines():
+            case m.PauseEngines() | m.EngineStage() | m.PublishWeights() | m.ContinueEngines():
                 self._updates.order(message)
             case _:
                 logger.warning("event=message_ignored kind=%s", type(message).__name__)

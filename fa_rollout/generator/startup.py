@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
 
+from fa_rollout.client.control import IN_PIECES
 from fa_rollout.client.dispatch import Balance
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
@@ -103,11 +104,19 @@ def _failure_policy(request_timeout_s: float) -> FailurePolicy:
 async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
     """See that every engine holds the run's version and tells it, now and when it is started anew.
 
+    Where no file holds it, those that do not are left out until the next update.
+
     Raises:
         ClientError: an engine could not be brought there.
     """
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
     found = [engine.version_label for engine in pool.engines]
+    is_cut_off = any(
+        text == IN_PIECES or parse_label(text, resume.lineage) > resume.version for text in found
+    )
+    if resume.is_streamed or (resume.weights is None and is_cut_off):
+        pool.expect_streamed(label)
+        return
     if any(parse_label(text, resume.lineage) != resume.version for text in found):
         if resume.weights is None:
             logger.info("event=engines_labelled found=%s label=%s", found, label)

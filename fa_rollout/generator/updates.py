@@ -6,10 +6,12 @@ In: the hub's orders, one after the other. Out: `EnginesPaused`, `WeightsPublish
 |---|---|---|
 | requests that would leave | the engines to go on | the pause's lease |
 | the pause, where engines tell no version spans | our own requests to come back aborted | `settle_s` |
+| a stage of a stream | every engine to take it | the pool's deadlines; an order to go on ends it |
 | the hub | load and label on every engine | the pool's deadlines |
 
 Invariant: engines go on after every order, whatever fails, and at the latest when the lease ends. No token is
-labelled with a version before every engine has confirmed it. Nothing here waits for the ring, and no request
+labelled with a version before every engine has confirmed it. Engines whose weights a stream has replaced in
+part are taken out when it is not published. Nothing here waits for the ring, and no request
 that is not ours is aborted.
 """
 
@@ -23,13 +25,17 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import ConfigError
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.requester import Requester
+from fa_rollout.generator.stages import StreamStages, may_retry
 from fa_rollout.generator.versions import VersionBook
 from trainer_hook.messages import (
     ContinueEngines,
     EnginesPaused,
+    EngineStage,
     Message,
     PauseEngines,
     PublishWeights,
+    StageDone,
+    StageFailed,
     UpdateFailed,
     Warned,
     WeightsPublished,
@@ -92,9 +98,12 @@ class EngineUpdates:
         self._paused_s: float | None = None
         """When the engines began to stand still."""
         self._lease_ends_s: float | None = None
+        self._stages = StreamStages(pool, book)
 
-    def order(self, message: PauseEngines | PublishWeights | ContinueEngines) -> None:
+    def order(self, message: PauseEngines | EngineStage | PublishWeights | ContinueEngines) -> None:
         """Take an order; it is carried out after those before it."""
+        if isinstance(message, ContinueEngines):
+            self._stages.interrupt()
         self._orders.put_nowait(message)
 
     async def run(self) -> None:
@@ -118,10 +127,31 @@ class EngineUpdates:
                 await self._pause()
                 self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
                 self._send(EnginesPaused())
+            case EngineStage():
+                await self._carry_on(message)
             case PublishWeights():
                 await self._publish(message)
             case ContinueEngines():
+                self._stages.interrupted()
+                self._book.withdraw()
                 await self._continue()
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    async def _carry_on(self, message: EngineStage) -> None:
+        """A step of a stream; failures are the trainer's to handle, who may begin anew."""
+        self._lease_ends_s = None
+        try:
+            await self._pause()
+            value = await self._stages.take(message, self._engine_mode)
+        except ClientError as error:
+            text = f"{type(error).__name__}: {error}"
+            self._send(StageFailed(number=message.number, text=text, may_retry=may_retry(error)))
+        else:
+            self._send(StageDone(number=message.number, value=value))
+        self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
+
+    # --- publication ------------------------------------------------------------------------------
 
     async def _publish(self, message: PublishWeights) -> None:
         """Publish, again if all engines are lost in the middle: one may be on its way to its next life."""
@@ -134,7 +164,7 @@ class EngineUpdates:
             except ControlRefused:
                 raise
             except ControlFailed as error:
-                if loop.time() > deadline_s:
+                if message.is_streamed or loop.time() > deadline_s:
                     raise
                 logger.warning("event=publish_again version=%d error=%s", message.version, error)
             self._book.withdraw()
@@ -145,10 +175,15 @@ class EngineUpdates:
             await self._pause()
             self._book.announce(message.lineage, message.version)
             label = self._book.label(message.version)
-            if message.path is None:
+            if message.is_streamed:
+                await self._pool.streams.confirm(label)
+            elif message.path is None:
                 await self._pool.set_version_label(label)
             else:
-                await self._pool.update_weights_from_disk(message.path, label)
+                base = self._book.label(message.base)
+                await self._pool.update_weights_from_disk(
+                    message.path, label, changed=message.changed, base=base
+                )
             self._book.confirm(message.version)
         finally:
             bubble_s = await self._continue()
@@ -165,10 +200,14 @@ class EngineUpdates:
         try:
             if self._mode == "abort":
                 await self._settle()
-            await self._pool.pause(ENGINE_MODE if self._mode == "abort" else self._mode)
+            await self._pool.pause(self._engine_mode)
         except BaseException:
             self._open()
             raise
+
+    @property
+    def _engine_mode(self) -> str:
+        return ENGINE_MODE if self._mode == "abort" else self._mode
 
     async def _settle(self) -> None:
         """Abort our own requests and wait for them to come back.
@@ -187,6 +226,7 @@ class EngineUpdates:
         """Engines go on; how long they stood still. One that does not is left to the pool's probes."""
         started_s = self._paused_s
         self._lease_ends_s = None
+        await self._pool.streams.abandon(self._book.label(self._book.published))
         if started_s is None:
             return 0.0
         try:

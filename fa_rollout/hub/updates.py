@@ -121,9 +121,17 @@ class Updates:
         if self._is_refused(rank, message.request, leader_only=True):
             return
         self._base = None  # what engines hold from now on is no version
+        self._was_sent = True
         self._stage = message
-        stage = EngineStage(number=message.request, stage=message.stage, lease_s=self._lease_s)
-        self._to_generator(stage)
+        self._to_generator(
+            EngineStage(
+                number=message.request,
+                stage=message.stage,
+                version=self._version,
+                lineage=self._lineage,
+                lease_s=self._lease_s,
+            )
+        )
 
     def passed(self, rank: Attachment, message: UpdatePassed) -> None:
         """A rank has gone through all its weights; with the last one all hear whether to do so again."""

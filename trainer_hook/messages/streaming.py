@@ -1,7 +1,7 @@
 """The stages of a stream of weights from the trainer to the engines; the hub passes them on as they are.
 
-A stream opens, joins a group where it broadcasts, and then sends bucket after bucket. The engines stand still
-from its opening to the end of the update.
+A stream opens, joins a group where it broadcasts, sends bucket after bucket, and is sealed. The engines stand
+still from its opening to the end of the update.
 """
 
 from enum import StrEnum
@@ -74,4 +74,8 @@ class TakeBroadcast(_Stage):
     shapes: list[list[int]]
 
 
-Stage = OpenStream | JoinGroup | TakeTensors | TakeBroadcast
+class SealStream(_Stage):
+    """Everything was sent: engines tell the label of the new version. No value."""
+
+
+Stage = OpenStream | JoinGroup | TakeTensors | TakeBroadcast | SealStream

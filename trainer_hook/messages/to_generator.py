@@ -119,6 +119,9 @@ class EngineStage(Message):
 
     number: int
     stage: Stage
+    version: int
+    """That the stream will bring, and its lineage."""
+    lineage: str
     lease_s: float
     """Engines that stand still for the stream go on after so long without a further step."""
 
