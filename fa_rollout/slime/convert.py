@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fa_rollout.slime import upstream
+from fa_rollout.slime.shipped import ShippedTensor
 
 _NORMALIZED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _DIVIDED = ("grpo", "gspo", "cispo")
@@ -41,7 +42,7 @@ def convert(args: Any, samples: list[Any]) -> dict[str, Any]:
         "truncated": [int(sample.status == truncated) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
         "rollout_ids": rollout_ids,
-        "loss_masks": [torch.from_numpy(mask) for mask in masks],
+        "loss_masks": [ShippedTensor.over(mask) for mask in masks],
         "rollout_mask_sums": _mask_sums(rollout_ids, masks),
     }
     data |= _optional(args, samples)
@@ -91,7 +92,8 @@ def _mask(sample: Any) -> npt.NDArray[np.int32]:
     if len(mask) != length:
         raise ValueError(f"a loss mask must be as long as its response ({length} tokens), found {len(mask)}")
     if isinstance(mask, list):
-        return np.frombuffer(bytes(mask), np.uint8).astype(np.int32)
+        is_whole = mask.count(1) == length
+        return np.ones(length, np.int32) if is_whole else np.array(mask, np.int32)
     return np.ascontiguousarray(mask, np.int32)
 
 
@@ -105,12 +107,11 @@ def _mask_sums(rollout_ids: list[int], masks: list[npt.NDArray[np.int32]]) -> li
 
 def _column(values: Any, code: str, dtype: Any) -> torch.Tensor:
     """A tensor of its own memory from a list, or of the array's memory."""
-    if isinstance(values, list):
-        return torch.from_numpy(np.frombuffer(bytearray(array(code, values)), dtype))
     if isinstance(values, torch.Tensor):
         return values
-    owned = np.ascontiguousarray(values, dtype)
-    return torch.from_numpy(owned if owned.flags.writeable else owned.copy())
+    if isinstance(values, list):
+        return ShippedTensor.over(np.frombuffer(array(code, values), dtype))
+    return ShippedTensor.over(np.asarray(values, dtype))
 
 
 def _optional(args: Any, samples: list[Any]) -> dict[str, Any]:

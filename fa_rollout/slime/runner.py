@@ -141,7 +141,7 @@ class SlimeRunner:
             started_s=started_s,
             finished_s=time.monotonic(),
         )
-        await self._outbox.put(record)  # type: ignore[arg-type]
+        await self._outbox.put(record)
 
     def _begin(self, errand: Errand, tasks: asyncio.TaskGroup) -> list["asyncio.Task[Turn]"]:
         """Turns of all samples, begun at once, while slime is not there yet and is not needed for them."""

@@ -33,4 +33,6 @@ def _fill(sample: Any, record: Sample, *, arrays: bool) -> None:
         state.setdefault("tokens", columns.tokens.tolist())
         state.setdefault("rollout_log_probs", columns.logprobs.tolist())
     # A list in either case: slime's metrics add masks up by `sum`, which is ten times as slow over an array.
-    state.setdefault("loss_mask", columns.loss_mask.tolist())
+    if "loss_mask" not in state:
+        mask = columns.loss_mask
+        state["loss_mask"] = [1] * len(mask) if mask.all() else mask.tolist()

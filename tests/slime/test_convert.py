@@ -1,5 +1,6 @@
 """The fast conversion gives, value by value, what slime's own gives; and nothing is copied afterwards."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,21 @@ def test_long_columns_are_tensors_of_the_types_that_slime_trains_on() -> None:
     ):
         for tensor in data[name]:
             taken = torch.as_tensor(tensor, dtype=dtype).detach().cpu().contiguous()
-            assert taken.data_ptr() == tensor.data_ptr(), "slime's next step takes it as it is"
+            assert taken is tensor, "slime's next step takes it as it is"
+
+
+def test_what_a_trainer_takes_out_of_the_store_is_an_ordinary_tensor() -> None:
+    for tensor in convert(samples())["tokens"]:
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
+        (stored,) = (bytes(buffer) for buffer in buffers)
+        assert len(pickled) < 300, "its elements go beside the pickle, without a copy"
+        taken = pickle.loads(pickled, buffers=[stored])
+        assert type(taken) is torch.Tensor
+        assert taken.dtype == tensor.dtype
+        assert taken.tolist() == tensor.tolist()
+        taken[0] = 5  # of its own memory
+        assert type(tensor + 1) is torch.Tensor
 
 
 def test_the_small_columns_are_slimes() -> None:
