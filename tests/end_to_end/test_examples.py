@@ -1,8 +1,10 @@
 """The examples do what their pages say, word for word."""
 
+import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +13,93 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+pytestmark = pytest.mark.slow
 
-def commands(page: str) -> list[str]:
-    """Lines of the page's shell blocks, without comments."""
+
+def shell_blocks(page: str) -> list[str]:
+    """The page's shell blocks; what installs is left out."""
     blocks = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)
-    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+    return [block for block in blocks if "pip install" not in block]
 
 
-@pytest.mark.slow
-def test_own_trainer_learns(tmp_path: Path) -> None:
-    folder = tmp_path / "own_trainer"
-    shutil.copytree(EXAMPLES / "own_trainer", folder, ignore=shutil.ignore_patterns("work"))
+def follow(example: str, tmp_path: Path) -> str:
+    """What a reader sees who does as the page of an example says, in copies of the folders."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("work", "__pycache__"))
+    folder = tmp_path / "examples" / example
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(EXAMPLES.parent), "XDG_RUNTIME_DIR": ""}
     output = ""
-    for command in commands((folder / "README.md").read_text()):
-        # The installed command and the module are the same; the module is there without an installation too.
-        words = command.replace("fa-rollout-proc", "python -m fa_rollout.cli").split()
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    for block in shell_blocks((folder / "README.md").read_text()):
+        process = subprocess.Popen(
+            ["bash", "-ec", block],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stderr
-        output += done.stdout
-    rewards = [float(reward) for reward in re.findall(r"reward=(\S+)", output)]
+        try:
+            said, errors = process.communicate(timeout=100)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        assert process.returncode == 0, errors[-5000:]
+        output += said
+    return output
+
+
+def rises(rewards: list[float], *, by: float) -> bool:
+    """Whether the last five rewards are better than the first five."""
+    return sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + by
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    return [float(number) for number in re.findall(pattern, output)]
+
+
+def counts(output: str) -> dict[str, int]:
+    """The books, as the trainer's last line tells them."""
+    (line,) = (line for line in output.splitlines() if line.startswith("taken="))
+    return {name: int(count) for name, count in (word.split("=") for word in line.split())}
+
+
+def test_own_trainer_learns_on_two_ranks(tmp_path: Path) -> None:
+    output = follow("own_trainer", tmp_path)
+    rewards = numbers(r"reward=(\S+)", output)
     assert len(rewards) == 40
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+    assert rises(rewards, by=0.2)
+    assert counts(output)["trained"] == 40 * 8
+
+
+def test_tool_use_trains_the_models_tokens_alone(tmp_path: Path) -> None:
+    output = follow("tool_use", tmp_path)
+    rewards, masked = numbers(r"reward=(\S+)", output), numbers(r"masked=(\S+)", output)
+    assert len(rewards) == 60
+    assert rises(rewards, by=0.2)
+    # A third at most: a call, the tool's one token, an answer.
+    assert 0.2 < sum(masked[-5:]) / 5 < 0.34
+    assert rises(masked, by=0.05), "more samples call the tool in the end"
+
+
+def test_own_filter_trains_what_can_be_learnt(tmp_path: Path) -> None:
+    output = follow("own_filter", tmp_path)
+    assert rises(numbers(r"reward=(\S+)", output), by=0.2)
+    books = counts(output)
+    assert books["trained"] == 20 * 8
+    assert books["filtered"] > 100
+    assert books["failed"] == books["dropped"] == 0
+
+
+def test_transformers_trainer_is_fed(tmp_path: Path) -> None:
+    rewards = numbers(r"'reward': '?([0-9.]+)", follow("hf_trainer", tmp_path))
+    assert len(rewards) == 40
+    assert rises(rewards, by=0.2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+def test_trl_is_fed(tmp_path: Path) -> None:
+    rewards = numbers(r"'reward': '?([0-9.]+)", follow("trl_grpo", tmp_path))
+    assert len(rewards) == 40
+    assert rises(rewards, by=0.2)

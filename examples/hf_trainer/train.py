@@ -1,0 +1,86 @@
+"""transformers' `Trainer`, fed by the hook: its loop, optimizer, schedule and logging, our batches.
+
+One optimizer step is one batch of the run.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from trainer_hook import MicroBatch, TrainerHook
+from trainer_hook.dataset import RolloutDataset
+
+CLIP = 0.2
+
+
+def grpo_loss(model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
+    """Sum over trained tokens of -advantage × clipped probability ratio to the policy that sampled them."""
+    rows, places = micro_batch.sample_ids, micro_batch.position_ids
+    padded = torch.zeros(len(micro_batch.samples), micro_batch.max_seqlen, dtype=torch.long)
+    padded[rows, places] = micro_batch.tokens
+    trained = micro_batch.loss_mask.nonzero()[:, 0]
+    logits = model(input_ids=padded, use_cache=False).logits[rows[trained], places[trained] - 1]
+    logprobs = logits.log_softmax(-1).gather(-1, micro_batch.tokens[trained, None])[:, 0]
+    ratio = (logprobs - micro_batch.logprobs[trained]).exp()
+    advantages = micro_batch.advantages()[rows[trained]]
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+
+
+class RolloutTrainer(Trainer):
+    """One rollout batch a step, its micro-batches one after the other."""
+
+    def __init__(self, hook: TrainerHook, **arguments: Any) -> None:
+        self.hook = hook
+        super().__init__(**arguments, callbacks=[WeightsToEngines(hook)])
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Not prepared by Accelerate: each rank's hook gives that rank its own part already."""
+        return DataLoader(
+            RolloutDataset(self.hook), batch_size=None, collate_fn=lambda batch: {"batch": batch}
+        )
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *_: Any) -> torch.Tensor:
+        model.train()
+        batch = inputs["batch"]
+        total = torch.zeros(())
+        for micro_batch in batch.micro_batches():
+            loss = grpo_loss(model, micro_batch) / batch.num_tokens_global
+            self.accelerator.backward(loss * self.args.world_size)
+            total += loss.detach()
+        self.log({"reward": batch.reward_mean, "staleness": batch.staleness or 0})
+        return total
+
+
+class WeightsToEngines(TrainerCallback):
+    """New weights go to the engines after each optimizer step."""
+
+    def __init__(self, hook: TrainerHook) -> None:
+        self.hook = hook
+
+    def on_step_end(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        with self.hook.update_weights() as update:
+            update.push(model)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with TrainerHook.attach() as hook:
+        arguments = TrainingArguments(
+            output_dir="work/hf_trainer",
+            max_steps=hook.run.num_steps,
+            learning_rate=3e-3,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        model = AutoModelForCausalLM.from_pretrained("work/model", dtype=torch.float32)
+        RolloutTrainer(hook, model=model, args=arguments).train()
+
+
+if __name__ == "__main__":
+    main()
