@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fa_rollout import flags
+from fa_rollout import flags, log_level
 from fa_rollout.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
 from fa_rollout.verbs import completion, config, demo, engines, replay, run, samples, simulate, top
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _refuse(f"{text}, found {' '.join(command)!r}")
         options.changes = changes
         logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+        log_level.pass_on(options.log_level)
         return int(options.call(options, command))
     except (FaRolloutError, OSError) as error:
         _refuse(str(error))
@@ -86,8 +87,8 @@ def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fa-rollout-proc {__version__}")
-    levels = ("debug", "info", "warning", "error")
-    parser.add_argument("--log-level", default="warning", choices=levels, help="of this process")
+    help = "of all processes of a run but the trainer (default: %(default)s)"
+    parser.add_argument("--log-level", default="warning", choices=log_level.LEVELS, help=help)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb in VERBS:
         verb.add(verbs)

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fa_rollout.config import Config, Evaluation
+from fa_rollout.config import Config, Evaluation, Metrics
 from fa_rollout.dotted import is_url
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 
@@ -60,6 +61,7 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
         *check_data(config.data.path),
         *_check_evaluation(config.evaluation),
         *check_model(config.engine.model, config.engine.tokenizer, embedded=not config.engine.urls),
+        *check_metrics(config.metrics),
         *check_command(command),
     ]
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
@@ -194,6 +196,42 @@ def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> 
     if folder is not None and not (Path(folder) / "tokenizer.json").is_file():
         findings.append(_model_error(key, folder, "tokenizer.json"))
     return findings
+
+
+def check_metrics(metrics: Metrics) -> list[Finding]:
+    """What figures are sent by must be installed, and the port be free."""
+    wanted = (
+        ("prometheus_port", metrics.prometheus_port, "prometheus_client", "metrics"),
+        ("tensorboard_dir", metrics.tensorboard_dir, "tensorboardX", "tensorboard"),
+        ("wandb_project", metrics.wandb_project, "wandb", "wandb"),
+    )
+    findings = [
+        _metrics_error(
+            f"metrics.{key} needs the package {module}, and it is not installed",
+            f"pip install 'fa-rollout[{extra}]', or remove the key",
+        )
+        for key, value, module, extra in wanted
+        if value is not None and importlib.util.find_spec(module) is None
+    ]
+    if metrics.prometheus_port is not None:
+        findings += _check_port(metrics.prometheus_host, metrics.prometheus_port)
+    return findings
+
+
+def _check_port(host: str, port: int) -> list[Finding]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            text = f"metrics.prometheus_port must be free on {host}, found {port}: {error.strerror or error}"
+            return [_metrics_error(text, "choose another; each run on a machine needs one of its own")]
+    return []
+
+
+def _metrics_error(text: str, fix: str) -> Finding:
+    return Finding(severity=Severity.ERROR, check="metrics", text=text, fix=fix)
 
 
 def check_command(command: Sequence[str]) -> list[Finding]:

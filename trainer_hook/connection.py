@@ -21,6 +21,7 @@ from trainer_hook.messages import (
     Notice,
     Ping,
     Pong,
+    Progress,
     Refused,
     Stop,
     decode,
@@ -167,6 +168,8 @@ class Connection:
         match message:
             case Notice():
                 log.warning("hub_notice text=%s", message.text)
+            case Progress():
+                log.info("progress %s", message.text)
             case Ping():
                 self.post(Pong(number=message.number))
             case Fatal():

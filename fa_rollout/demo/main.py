@@ -53,7 +53,9 @@ def demo(options: argparse.Namespace) -> int:
             _sglang(plan, url, console) if options.engine == "sglang" else nullcontext(),
             View(plan.figures, plan.num_steps, console) as view,
         ):
-            ended = launch(config, plan.command, seat=Seat(say=view.say, tick=view.tick, logs=plan.logs))
+            # The view shows the progress already.
+            seat = Seat(say=view.say, progress=lambda text: None, tick=view.tick, logs=plan.logs)
+            ended = launch(config, plan.command, seat=seat)
     finally:
         shutil.rmtree(plan.scratch, ignore_errors=True)
     _conclude(console, plan, view, ended)

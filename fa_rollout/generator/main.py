@@ -31,6 +31,7 @@ from fa_rollout.generator.life import End, Life
 from fa_rollout.generator.pulse import Figures, Heart
 from fa_rollout.generator.startup import bring_to_version, open_parts
 from fa_rollout.generator.tasks import first_error
+from fa_rollout.log_level import configure
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
 
@@ -56,9 +57,7 @@ def main(open_loop: Open | None = None) -> int:
         parser.add_argument(option, type=int, required=True)
     arguments = parser.parse_args()
     faulthandler.enable()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="generator %(levelname)s %(name)s %(message)s"
-    )
+    configure("generator")
     channel = Channel(socket.socket(fileno=arguments.channel_fd))
     return asyncio.run(_live(channel, arguments.ring_fd, arguments.parent_pid, open_loop or _open))
 

@@ -13,6 +13,7 @@ import msgspec
 from fa_rollout import config
 from fa_rollout.hub.plugin import Plugin
 from fa_rollout.hub.server import Server
+from fa_rollout.log_level import configure
 from shm.channel import Channel
 from shm.errors import FaRolloutError
 from trainer_hook.messages import RunEnded, encode
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
+    configure("hub")
     launcher = Channel(socket.socket(fileno=arguments.channel_fd))
     first = msgspec.json.decode(launcher.receive(timeout_s=10.0))
     try:

@@ -192,7 +192,7 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
         in_flight=int(figures.get("in_flight", 0)),
         waiting_for_engines=int(figures.get("waiting_for_engines", 0)),
         capacity=core.concurrency,
-        load=pulses.load,
+        load=pulses.load(core.concurrency),
         is_paused=bool(figures.get("is_paused", 0)),
         rewards_in_progress=int(figures.get("rewards_in_progress", 0)),
         rewards_failed=int(figures.get("rewards_failed", 0)),

@@ -52,13 +52,16 @@ class Pulses:
         now = self._window[-1][1].figures.get(name, 0) if self._window else 0
         return self._earlier[name] + int(now)
 
-    @property
-    def load(self) -> float | None:
-        """Share of the engines' slots in use, mean of the window; None where nobody tells."""
+    def load(self, capacity: int) -> float | None:
+        """Share of the engines' slots in use, mean of the window; None where nobody tells.
+
+        Args:
+            capacity: samples that engines take at once; evaluations have slots beside them.
+        """
         shares = [
-            sum(engine.in_flight for engine in pulse.engines) / allowed
+            min(1.0, sum(engine.in_flight for engine in pulse.engines) / slots)
             for _, pulse in self._window
-            if (allowed := sum(engine.allowed for engine in pulse.engines))
+            if (slots := min(capacity, sum(engine.allowed for engine in pulse.engines)))
         ]
         return sum(shares) / len(shares) if shares else None
 

@@ -19,7 +19,9 @@ from fa_rollout.hub.fed import FedStream
 from fa_rollout.hub.figures import counts
 from fa_rollout.hub.generator_life import GENERATOR, GeneratorLife, preamble
 from fa_rollout.hub.hub import Hub
+from fa_rollout.hub.metrics_log import MetricsLog
 from fa_rollout.hub.plugin import Plugin
+from fa_rollout.hub.progress import ProgressLines
 from fa_rollout.hub.reception import Reception
 from fa_rollout.hub.selector import Selector
 from fa_rollout.hub.world import Attachment
@@ -73,8 +75,8 @@ class Server:
         self._selector = Selector()
         self._segment = Segment.create(config.ring.bytes)
         on_free = self._poison if config.ring.poison else None
-        log_path = Path(config.run.output_dir, "events.jsonl") if config.run.output_dir else None
-        self._log = EventLog(log_path)
+        folder = Path(config.run.output_dir) if config.run.output_dir else None
+        self._log = EventLog(None if folder is None else folder / "events.jsonl")
         self._hub = Hub(
             config,
             run=run,
@@ -84,6 +86,12 @@ class Server:
             log=self._log,
             fed=None if plugin is None else FedStream(),
         )
+        self._metrics = MetricsLog(
+            self._hub.core,
+            folder=folder if config.metrics.jsonl else None,
+            interval_s=config.metrics.interval_s,
+        )
+        self._progress = ProgressLines(self._hub.core)
         self._plugin = plugin
         self._life = GeneratorLife(
             preamble=preamble(run, tree),
@@ -134,6 +142,8 @@ class Server:
         self._hub.watch.tick(now_s)
         self._reception.tick(now_s)
         self._watch_generator(now_s)
+        self._metrics.tick(now_s)
+        self._progress.tick(now_s)
         if self._hub.is_complete:
             self.end(0, "the run is complete")
         if now_s >= self._next_flush_s:
@@ -176,6 +186,7 @@ class Server:
             self._life.kill()
             self._end_generator()
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
+        self._metrics.close()
         self._log.write("ended", exit_code=exit_code, text=text, counts=books)
         self._log.close()
         ended = m.RunEnded(exit_code=exit_code, text=text, counts=books)

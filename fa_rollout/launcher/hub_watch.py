@@ -21,6 +21,7 @@ from trainer_hook.messages import (
     Notice,
     Ping,
     Pong,
+    Progress,
     RunEnded,
     decode,
     encode,
@@ -32,12 +33,21 @@ logger = logging.getLogger(__name__)
 class HubWatch:
     """A hub that this process started."""
 
-    def __init__(self, child: Child, channel: Channel, *, limit_s: float, say: Callable[[str], None]) -> None:
-        """`limit_s`: longest silence, once it has listened."""
+    def __init__(
+        self,
+        child: Child,
+        channel: Channel,
+        *,
+        limit_s: float,
+        say: Callable[[str], None],
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`limit_s`: longest silence, once it has listened. `progress`: takes how the run gets on."""
         self.child = child
         self._channel: Channel | None = channel
         self._limit_s = limit_s
         self._say = say
+        self._progress = progress
         self._heartbeat = Heartbeat()
         self._num_pings = 0
         self.ready: HubReady | None = None
@@ -104,6 +114,8 @@ class HubWatch:
                 self.ready = message
             case Notice():
                 self._say(message.text)
+            case Progress():
+                self._progress(message.text)
             case RunEnded():
                 self.books = message
             case Pong():

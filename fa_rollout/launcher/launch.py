@@ -26,6 +26,7 @@ from fa_rollout.config import Config, to_dict
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.ending import Cause, Ending, ending
 from fa_rollout.launcher.engines import Engines
+from fa_rollout.launcher.exporter import Exporter
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
@@ -40,6 +41,7 @@ _TICK_S = 0.25
 _LAST_WORD_S = 3.0
 """Beyond the grace, for the hub to close its books."""
 _ENGINE_GRACE_S = 3.0
+_EXPORTER_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 1.0
 
 
@@ -54,12 +56,18 @@ class Ended:
     """The books of the hub; None when it did not live to tell."""
 
 
+def _say(text: str) -> None:
+    print(f"fa-rollout-proc: {text}", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """What the caller may hook into a run."""
 
-    say: Callable[[str], None] = lambda text: print(f"fa-rollout-proc: {text}", file=sys.stderr, flush=True)
+    say: Callable[[str], None] = _say
     """Takes one line for a person."""
+    progress: Callable[[str], None] = _say
+    """Takes a line on how the run gets on, every `trainer.progress_s` seconds."""
     tick: Callable[[], None] = lambda: None
     """Called about four times a second."""
     ready: Callable[[Mapping[str, str]], None] = lambda environment: None
@@ -97,6 +105,7 @@ class _Launch:
         self._engines: Engines | None = None
         self._hub: HubWatch | None = None
         self._trainer: Child | None = None
+        self._exporter: Exporter | None = None
         self._is_winding_down = False
 
     def go(self) -> Ended:
@@ -134,6 +143,8 @@ class _Launch:
             output_dir=self._config.run.output_dir,
         )
         environment = running.environment
+        if Exporter.is_wanted(self._config):
+            self._exporter = Exporter(self._config, environment, log=self._log("metrics"), say=self._seat.say)
         self._seat.ready(environment)
         if self._command:
             log = self._log("trainer")
@@ -148,7 +159,13 @@ class _Launch:
         if self._engine_urls is not None:
             tree["engine"]["urls"] = self._engine_urls
         child, channel = start_hub(tree, self._names, self._directory, log=self._log("hub"))
-        self._hub = HubWatch(child, channel, limit_s=self._config.run.heartbeat_s, say=self._seat.say)
+        self._hub = HubWatch(
+            child,
+            channel,
+            limit_s=self._config.run.heartbeat_s,
+            say=self._seat.say,
+            progress=self._seat.progress,
+        )
 
     def _change_engine(self, url: str, joins: bool) -> None:
         if self._hub is not None:
@@ -225,6 +242,8 @@ class _Launch:
             self._hub.look()
         if self._engines is not None and not self._is_winding_down:
             self._engines.look()
+        if self._exporter is not None and not self._is_winding_down:
+            self._exporter.look()
         self._seat.tick()
 
     # --- end --------------------------------------------------------------------------------------------
@@ -269,6 +288,8 @@ class _Launch:
             engines.terminate()
             deadline_s = time.monotonic() + _ENGINE_GRACE_S
             self._wait(lambda: engines.have_ended or len(self._signals.received) > num_signals, deadline_s)
+        if self._exporter is not None:
+            wait(self._exporter.child, time.monotonic() - started + _EXPORTER_GRACE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -279,7 +300,7 @@ class _Launch:
         """Kill whatever is left, however the run ended, and wait for it."""
         if self._trainer is not None:
             self._trainer.end()
-        for party in (self._hub, self._engines):
+        for party in (self._hub, self._engines, self._exporter):
             if party is not None:
                 party.close()
         end_orphans(self._before, _ORPHAN_GRACE_S)

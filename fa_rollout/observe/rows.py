@@ -43,11 +43,11 @@ def trainer(now: Snapshot, glyphs: Glyphs) -> list[Line]:
     words = {TrainerPhase.OUTSIDE: "between calls", TrainerPhase.UPDATING: _update_words(now)}
     line: Line = [(f"{words.get(phase, phase.value)} {seconds(now.trainer.since_s)}", _phase_style(phase))]
     if recent.total_s:
-        parts = (("waiting", recent.waiting), ("training", recent.training), ("updating", recent.updating))
+        parts = (("wait", recent.waiting), ("train", recent.training), ("update", recent.updating))
         told = [f"{name} {share(value / recent.total_s)}" for name, value in parts]
         if recent.outside > 0.005 * recent.total_s:
             told.append(f"else {share(recent.outside / recent.total_s)}")
-        line.append((f"   last {seconds(recent.total_s)}: {', '.join(told)}", ""))
+        line.append((f"; of the last {seconds(recent.total_s)}: {', '.join(told)}", ""))
     return [line]
 
 
@@ -97,14 +97,16 @@ def staleness(now: Snapshot, done: Sequence[StepFigures], glyphs: Glyphs) -> lis
     """How old what was trained was, and what is under way is."""
     bound, ages = now.run.staleness, now.staleness
     line: Line = []
+    curve = ""
     if done:
         last = done[-1]
         known = [float(step.staleness_max) for step in done if step.staleness_max is not None]
         mean = "-" if last.staleness_mean is None else f"{last.staleness_mean:.1f}"
         curve = glyphs.curve(known, _CURVE // 2) if len(set(known)) > 1 else ""
-        line += [(f"last {maybe(last.staleness_max)} (mean {mean}) ", ""), (f"{curve} ", "magenta")]
-    line.append((f"most {maybe(ages.trained_max)} of {bound} ({now.run.staleness_policy})", ""))
-    line.append((f"   running {maybe(ages.running_max)}, ready {maybe(ages.ready_max)}", "dim"))
+        line.append((f"last {maybe(last.staleness_max)}, mean {mean}, ", ""))
+    line.append((f"most {maybe(ages.trained_max)} of {bound} ", ""))
+    line.append((f"{curve}  ", "magenta"))
+    line.append((f"running {maybe(ages.running_max)}, ready {maybe(ages.ready_max)}", "dim"))
     return [line]
 
 
@@ -114,8 +116,8 @@ def groups(now: Snapshot) -> list[Line]:
     at = f"{g.issued} queued > {g.running} running > {g.committed} ready > {g.handed} in training"
     back = f", {g.queued} given back" if g.queued else ""
     ends = f"{number(g.trained)} trained, {g.filtered} filtered, {g.failed} failed, {g.dropped} dropped"
-    limit = f"   no more start: {g.limit}" if g.limit and not g.credits else ""
-    return [[(at + back, ""), (limit, "dim")], [(ends, "dim")]]
+    limit = f"; no more for {g.limit}" if g.limit and not g.credits else ""
+    return [[(at + back, "")], [(ends + limit, "dim")]]
 
 
 def ring(now: Snapshot, glyphs: Glyphs) -> list[Line]:
@@ -140,22 +142,20 @@ def updates(now: Snapshot) -> list[Line]:
     line: Line = [(f"{now.totals.updates} published, engines stood still {seconds(mean_s)} each", "")]
     if now.updates:
         last = now.updates[-1]
-        ago = seconds(max(0.0, now.time_s - last.time_s))
-        line.append((f"   last {ago} ago: write {seconds(last.write_s)}, load {seconds(last.load_s)}", "dim"))
+        line.append((f"; last: write {seconds(last.write_s)}, load {seconds(last.load_s)}", "dim"))
     return [line]
 
 
 def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
     """All of them in one line, then each; those in trouble first."""
     generator = now.generator
-    slots = sum(engine.now.allowed for engine in now.engines)
+    slots = generator.capacity
     total: Line = [
         (f"{number(generator.tokens_per_s)} tokens/s", "bold"),
-        (f"   {generator.in_flight} of {slots} slots in use ({share(generator.load)} on average)", ""),
+        (f", {generator.in_flight} of {slots} slots in use, {share(generator.load)} on average", ""),
     ]
-    if generator.waiting_for_engines or generator.num_queued:
-        waiting = f"{generator.waiting_for_engines} requests and {generator.num_queued} groups wait"
-        total.append((f", {waiting}", ""))
+    if generator.waiting_for_engines:
+        total.append((f", {generator.waiting_for_engines} requests wait", ""))
     if generator.rewards_in_progress:
         total.append((f", {generator.rewards_in_progress} samples being scored", ""))
     order = ("out", "narrowed", "paused", "ok")
@@ -165,17 +165,17 @@ def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
         name = urlsplit(engine.url).netloc or engine.url
         failed = sum(figures.failures.values())
         line: Line = [
-            (f"{engine.health:<8} ", _HEALTH_STYLES[engine.health]),
-            (f"{name}  {glyphs.bar(figures.in_flight / max(1, figures.capacity), 8)} ", ""),
-            (f"{figures.in_flight}/{figures.allowed}  {number(engine.tokens_per_s)} tok/s", ""),
+            (f"{engine.health} ", _HEALTH_STYLES[engine.health]),
+            (f"{name} {glyphs.bar(figures.in_flight / max(1, figures.capacity), 8)} ", ""),
+            (f"{figures.in_flight}/{figures.allowed} {number(engine.tokens_per_s)}/s", ""),
         ]
+        if failed:
+            line.append((f" {failed} failures: {figures.last_error}", "yellow"))
         if figures.latency_s:
             p50, p99 = figures.latency_s.get("p50", 0.0), figures.latency_s.get("p99", 0.0)
-            line.append((f"  p50 {seconds(p50)} p99 {seconds(p99)}", ""))
+            line.append((f" p50 {seconds(p50)}, p99 {seconds(p99)}", ""))
         if figures.version is not None:
-            line.append((f"  {figures.version}", "dim"))
-        if failed:
-            line.append((f"  {failed} failures: {figures.last_error}", "yellow"))
+            line.append((f" v{figures.version.rpartition(':')[2]}", "dim"))
         lines.append(line)
     return lines
 

@@ -58,7 +58,7 @@ class View:
             return Text(f"the hub is asked where the run stands ... {note}")
         return draw(
             self.now,
-            self._steps,
+            list(self._steps),
             width=self._console.width,
             height=ALL_LINES if height is None else height,
             glyphs=self._glyphs,
@@ -108,7 +108,8 @@ def follow(observer: Observer, console: Console, *, interval_s: float) -> RunOve
 
 def _has_quit(observer: Observer, keys: int | None, timeout_s: float) -> bool:
     """Wait for the hub or a key; whether the key says enough."""
-    readable, _, _ = select.select([observer, *([] if keys is None else [keys])], [], [], timeout_s)
+    files = [observer.fileno(), *([] if keys is None else [keys])]
+    readable, _, _ = select.select(files, [], [], timeout_s)
     if keys is None or keys not in readable:
         return False
     pressed = os.read(keys, 16)

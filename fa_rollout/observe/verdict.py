@@ -25,7 +25,7 @@ class Level(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Nothing is wrong, and nothing is trained either: start, end."""
+    """Nothing is wrong, and it could be better; or the run begins, or ends."""
     WARN = "warn"
     BAD = "bad"
 
@@ -110,15 +110,14 @@ def _of_flow(now: Snapshot) -> Verdict:
         groups, wanted = now.groups, now.run.groups_per_step
         why = f"{groups.committed} of {wanted} groups are ready, {groups.running} are running"
         return Verdict(level=Level.NOTE, headline="the first batch is being made", why=why)
-    busy = "" if load is None else f", engines busy {share(load)}"
+    busy = "" if load is None else f"engines busy {share(load)}"
     if idle <= IDLE_OK:
-        return Verdict(
-            level=Level.OK, headline=f"healthy: trainer waits {share(idle)}{busy}", why=_remark(now)
-        )
-    level = Level.WARN if idle >= IDLE_BAD else Level.OK
+        headline = f"healthy: trainer waits {share(idle)}{busy and f', {busy}'}"
+        return Verdict(level=Level.OK, headline=headline, why=_remark(now))
+    level = Level.WARN if idle >= IDLE_BAD else Level.NOTE
     cause, remedy = _cause(now)
-    headline = f"trainer waits {share(idle)} of its time for data{busy}: {cause}"
-    return Verdict(level=level, headline=headline, why=remedy)
+    headline = f"trainer waits {share(idle)} for data: {cause}"
+    return Verdict(level=level, headline=headline, why="; ".join(filter(None, (remedy, busy))))
 
 
 def _cause(now: Snapshot) -> tuple[str, str]:

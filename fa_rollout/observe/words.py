@@ -6,9 +6,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def seconds(value: float) -> str:
-    """`0.031 s`, `1.2 s`, `47 s`, `12m 03s`, `5h 07m`, `3d 04h`."""
+    """`31 ms`, `1.2 s`, `47 s`, `12m 03s`, `5h 07m`, `3d 04h`."""
     if value < 10:
-        return f"{value:.3f} s" if value < 0.1 else f"{value:.1f} s"
+        return f"{1000 * value:.0f} ms" if value < 0.1 else f"{value:.1f} s"
     if value < 100:
         return f"{value:.0f} s"
     minutes, rest = divmod(int(value), 60)

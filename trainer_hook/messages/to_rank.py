@@ -117,6 +117,12 @@ class Notice(Message):
     text: str
 
 
+class Progress(Message):
+    """How the run gets on, in one line; the hook of rank 0 logs it, the launcher prints it."""
+
+    text: str
+
+
 class Fatal(Message):
     """The run is given up; every pending and later hook call raises `error`."""
 
