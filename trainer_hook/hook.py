@@ -88,13 +88,17 @@ class TrainerHook:
         """Join the run as one rank of a trainer.
 
         Args:
-            address, run, token: from FA_ROLLOUT_ADDRESS, FA_ROLLOUT_RUN and FA_ROLLOUT_TOKEN, as
-                `fa-rollout-proc run CONFIG -- COMMAND` sets them.
-            dp_rank, dp_size: place among the data-parallel ranks; from RANK and WORLD_SIZE, which is right
-                only for pure data parallelism. With tensor, pipeline or context parallelism, pass the
-                data-parallel rank, and tell the processes that share it apart by `peer` of `num_peers`:
-                they all get the same samples. Under a torchrun of several nodes both count inside the node
-                (LOCAL_RANK and LOCAL_WORLD_SIZE), since each node has a hub of its own.
+            address: the hub's socket; from FA_ROLLOUT_ADDRESS, which `fa-rollout-proc run` sets like
+                the next two.
+            run: from FA_ROLLOUT_RUN.
+            token: from FA_ROLLOUT_TOKEN.
+            dp_rank: place among the data-parallel ranks; from RANK, which is right only for pure data
+                parallelism. Under a torchrun of several nodes it counts inside the node (LOCAL_RANK), since
+                each node has a hub of its own.
+            dp_size: how many data-parallel ranks there are; from WORLD_SIZE or LOCAL_WORLD_SIZE.
+            peer: with tensor, pipeline or context parallelism, the place among the processes that share a
+                data-parallel rank: they all get the same samples.
+            num_peers: how many share it.
             nodes: for a job of several nodes, a process group of all its ranks that takes tensors of the CPU,
                 such as `torch.distributed.new_group(backend="gloo")`: batches then have as many micro-batches
                 on every rank of the job, and the figures of the whole job.
@@ -229,7 +233,8 @@ class TrainerHook:
         Args:
             source: prompts (text, chat messages, or dicts of prompt, label and metadata); or a data set of
                 `[evaluation]` by name, or a file's path; None: `evaluation.path`.
-            samples_per_prompt, sampling: in place of those of `[evaluation]`, key by key.
+            samples_per_prompt: in place of that of `[evaluation]`.
+            sampling: in place of keys of `[evaluation]`'s.
 
         Raises:
             EvaluationFailed: the data set or the sampling cannot be used. A prompt that fails is none.
