@@ -72,6 +72,8 @@ def served_of(runner: Runner, limits: Limits, arguments: argparse.Namespace) -> 
     about = {
         "model_type": runner.model.config.model_type,
         "architectures": [type(runner.model).__name__],
+        "quantization": None,
+        "tp_size": 1,
     }
     return Served(
         model_path=arguments.model,

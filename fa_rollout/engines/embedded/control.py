@@ -1,20 +1,19 @@
 """The HTTP routes that change the engine: pause and continue, weights and their version, the cache."""
 
 import asyncio
-import base64
-import binascii
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from fa_rollout.engines.embedded.about import Served
+from fa_rollout.engines.embedded.applying import Applying
 from fa_rollout.engines.embedded.engine import PauseMode
 from fa_rollout.engines.embedded.errors import RequestRefused, WeightsRefused
 from fa_rollout.engines.embedded.frontend import Frontend
 from fa_rollout.engines.embedded.http import json_response, read_body
-from fa_rollout.engines.embedded.weights import WeightUpdate, read_bytes, read_checkpoint
+from fa_rollout.engines.embedded.pieces import Pieces
+from fa_rollout.engines.embedded.weights import read_checkpoint
 
 
 class PauseBody(msgspec.Struct, frozen=True):
@@ -23,15 +22,6 @@ class PauseBody(msgspec.Struct, frozen=True):
 
 class DiskBody(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
-    load_format: str | None = None
-    weight_version: str | None = None
-    flush_cache: bool = True
-    abort_all_requests: bool = False
-
-
-class TensorBody(msgspec.Struct, frozen=True, kw_only=True):
-    serialized_named_tensors: list[str]
-    """Base64 of safetensors bytes, one entry."""
     load_format: str | None = None
     weight_version: str | None = None
     flush_cache: bool = True
@@ -48,6 +38,8 @@ class Control:
 
     def __init__(self, frontend: Frontend, served: Served) -> None:
         self._frontend = frontend
+        self._applying = Applying(frontend)
+        self._pieces = Pieces(self._applying)
         self._engine = frontend.engine
         self._served = served
 
@@ -56,9 +48,7 @@ class Control:
             web.post("/pause_generation", self.pause),
             web.post("/continue_generation", self.resume),
             web.post("/update_weights_from_disk", self.update_from_disk),
-            web.post("/update_weights_from_tensor", self.update_from_tensor),
-            web.post("/begin_weight_update", self.accept),
-            web.post("/end_weight_update", self.accept),
+            *self._pieces.routes(),
             web.post("/update_weight_version", self.update_version),
             web.post("/flush_cache", self.flush_cache),
             web.get("/flush_cache", self.flush_cache),
@@ -78,10 +68,14 @@ class Control:
         try:
             _check_format(body.load_format)
             # Read beside the running engine; only the copy into the model stops it
-            tensors = await asyncio.to_thread(read_checkpoint, Path(body.model_path))
-            update = WeightUpdate(tensors=tensors, version=body.weight_version)
-            await asyncio.to_thread(self._engine.check_weights, update, allow_partial=False)
-            num_paused = await self._apply(update, body)
+            checkpoint = await asyncio.to_thread(read_checkpoint, Path(body.model_path))
+            num_paused = await self._applying.apply(
+                checkpoint.tensors,
+                version=body.weight_version,
+                allow_partial=checkpoint.is_partial,
+                flush_cache=body.flush_cache,
+                abort_all=body.abort_all_requests,
+            )
         except (WeightsRefused, RequestRefused) as error:
             failure = {"success": False, "message": str(error), "num_paused_requests": 0}
             return json_response(failure, status=400)
@@ -93,31 +87,6 @@ class Control:
                 "num_paused_requests": num_paused,
             }
         )
-
-    async def update_from_tensor(self, request: web.Request) -> web.Response:
-        """As SGLang's, but the tensors are safetensors bytes, since theirs are a pickle."""
-        body = await read_body(request, TensorBody)
-        try:
-            _check_format(body.load_format)
-            tensors = await asyncio.to_thread(_decode_tensors, body.serialized_named_tensors)
-            update = WeightUpdate(tensors=tensors, version=body.weight_version)
-            await asyncio.to_thread(self._engine.check_weights, update, allow_partial=True)
-            await self._apply(update, body)
-        except (WeightsRefused, RequestRefused) as error:
-            return json_response({"success": False, "message": str(error)}, status=400)
-        return json_response({"success": True, "message": "Success"})
-
-    async def _apply(self, update: WeightUpdate, body: DiskBody | TensorBody) -> int:
-        if body.abort_all_requests:
-            self._frontend.abort_all()
-        done = await self._frontend.call(
-            lambda: self._engine.update_weights(update, flush_cache=body.flush_cache)
-        )
-        return await asyncio.wrap_future(done)
-
-    async def accept(self, _: web.Request) -> web.Response:
-        """SGLang from 0.5.21 on brackets tensor updates; here each is whole by itself."""
-        return json_response({"success": True, "message": "Success"})
 
     async def update_version(self, request: web.Request) -> web.Response:
         body = await read_body(request, VersionBody)
@@ -141,15 +110,3 @@ class Control:
 def _check_format(load_format: str | None) -> None:
     if load_format not in (None, "auto", "safetensors"):
         raise WeightsRefused(f"load_format must be auto or safetensors, got {load_format}.")
-
-
-def _decode_tensors(serialized: list[str]) -> dict[str, Any]:
-    if len(serialized) != 1:
-        raise WeightsRefused(
-            f"serialized_named_tensors must have one entry, as this engine has no tensor parallelism; got "
-            f"{len(serialized)}."
-        )
-    try:
-        return read_bytes(base64.b64decode(serialized[0], validate=True))
-    except binascii.Error as error:
-        raise WeightsRefused(f"serialized_named_tensors must be base64: {error}.") from error

@@ -1,7 +1,7 @@
 """New weights: read, checked whole, then copied into the running model.
 
-In comes a safetensors file, a folder of them, or safetensors bytes. Nothing is changed until every name and
-shape is known to fit. A tied tensor may be left out or given twice, if both are equal.
+In comes a safetensors file, a folder of them, or tensors. Nothing is changed until every name and shape is
+known to fit. A tied tensor may be left out or given twice, if both are equal.
 """
 
 import json
@@ -69,10 +69,20 @@ class Weights:
                 raise WeightsRefused(f"{name} and {first} are tied in this model and must be equal.")
 
 
-def read_checkpoint(path: Path) -> Tensors:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a folder holds."""
+
+    tensors: Tensors
+    is_partial: bool
+    """The folder says so itself: what it lacks stays as it is."""
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a safetensors file, or all of a folder, into memory of our own as float32."""
     tensors: Tensors = {}
-    for file in _files(path):
+    files, is_partial = _files(path)
+    for file in files:
         try:
             loaded = safetensors.torch.load_file(file)
         except (SafetensorError, OSError) as error:
@@ -82,33 +92,24 @@ def read_checkpoint(path: Path) -> Tensors:
             raise WeightsRefused(f"each tensor must be in one file of {path}; in two: {_some(twice)}.")
         # Copied: the file is mapped, and its owner may change it as soon as we answer
         tensors.update({name: tensor.to(torch.float32, copy=True) for name, tensor in loaded.items()})
-    return tensors
+    return Checkpoint(tensors=tensors, is_partial=is_partial)
 
 
-def read_bytes(data: bytes) -> Tensors:
-    """Read safetensors bytes."""
-    try:
-        loaded = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise WeightsRefused(
-            "serialized_named_tensors must be base64 of safetensors bytes: pickled tensors, which SGLang "
-            f"takes, are never unpickled here ({error})."
-        ) from error
-    return {name: tensor.to(torch.float32, copy=True) for name, tensor in loaded.items()}
-
-
-def _files(path: Path) -> list[Path]:
+def _files(path: Path) -> tuple[list[Path], bool]:
+    """The files of a checkpoint, and whether its index says that they do not hold all of it."""
     if path.is_file():
-        return [path]
+        return [path], False
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        return sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        text = json.loads(index.read_text())
+        is_partial = bool((text.get("metadata") or {}).get("partial"))
+        return sorted({path / name for name in text["weight_map"].values()}), is_partial
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise WeightsRefused(
             f"model_path must be a safetensors file or a folder with some; found none at {path}."
         )
-    return files
+    return files, False
 
 
 def _some(names: list[str]) -> str:

@@ -1,7 +1,6 @@
 """Weights change between tokens, whole or not at all, and every token tells the version that sampled it."""
 
 import asyncio
-import base64
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -291,38 +290,6 @@ def test_checkpoints_in_several_files_and_in_half_precision_are_read_whole(
         assert (info["model_path"], info["weight_version"]) == (str(tmp_path), "run:1")
         shutil.rmtree(tmp_path)
         await client.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 3})
-
-    play(engine, model_folder, scene)
-
-
-def test_tensors_can_be_sent_in_parts_as_safetensors_but_never_as_pickles(
-    engine: EmbeddedEngine, model_folder: Path, other_folder: Path, other_reference: Any
-) -> None:
-    async def scene(client: Client) -> None:
-        weights = safetensors.torch.load_file(other_folder / "model.safetensors")
-        names = sorted(weights)
-        await client.post("/pause_generation", mode="retract")
-        await client.post("/begin_weight_update")
-        for some in (names[::2], names[1::2]):
-            data = base64.b64encode(safetensors.torch.save({name: weights[name] for name in some})).decode()
-            reply = await client.post(
-                "/update_weights_from_tensor", serialized_named_tensors=[data], weight_version="run:2"
-            )
-            assert reply["success"]
-        await client.post("/end_weight_update")
-        await client.post("/continue_generation")
-        reply = await client.generate(
-            input_ids=PROMPT, return_logprob=True, sampling_params={"max_new_tokens": 6, "ignore_eos": True}
-        )
-        expected = reference_logprobs(other_reference, PROMPT, reply["output_ids"])
-        assert output_logprobs(reply) == pytest.approx(expected, abs=1e-4)
-        assert reply["meta_info"]["weight_version"] == "run:2"
-        pickled = base64.b64encode(b"\x80\x04\x95 not safetensors").decode()
-        status, reply = await client.call(
-            "/update_weights_from_tensor", {"serialized_named_tensors": [pickled]}
-        )
-        assert (status, reply["success"]) == (400, False)
-        assert "never unpickled" in reply["message"]
 
     play(engine, model_folder, scene)
 

@@ -1,0 +1,36 @@
+"""How weights get into the running model: checked beside it, copied in between two of its steps."""
+
+import asyncio
+
+from fa_rollout.engines.embedded.frontend import Frontend
+from fa_rollout.engines.embedded.weights import Tensors, WeightUpdate
+
+
+class Applying:
+    """Applies updates, whichever way they came."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def apply(
+        self,
+        tensors: Tensors,
+        *,
+        version: str | None,
+        allow_partial: bool,
+        flush_cache: bool,
+        abort_all: bool,
+    ) -> int:
+        """How many requests a pause held meanwhile.
+
+        Raises:
+            WeightsRefused: they do not fit the model.
+            RequestRefused: the cache cannot be emptied. In both cases nothing was changed.
+        """
+        engine = self._frontend.engine
+        update = WeightUpdate(tensors=tensors, version=version)
+        await asyncio.to_thread(engine.check_weights, update, allow_partial=allow_partial)
+        if abort_all:
+            self._frontend.abort_all()
+        done = await self._frontend.call(lambda: engine.update_weights(update, flush_cache=flush_cache))
+        return await asyncio.wrap_future(done)
