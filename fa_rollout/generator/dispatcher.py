@@ -150,7 +150,7 @@ class Dispatcher:
             Lingering(
                 name=f"group {job.assignment.group}",
                 age_s=now_s - job.started_s,
-                where=f"{job.num_claimed} samples to go" if job.num_claimed else "reward, filter or ring",
+                where=_where(job),
             )
             for job in nsmallest(count, begun, key=lambda job: job.started_s)
         ]
@@ -242,6 +242,13 @@ class Dispatcher:
     def _tell_departed(self) -> None:
         groups, self._departed = self._departed, []
         self._send(Dispatched(groups=groups, version=self._published_version()))
+
+
+def _where(job: Job) -> str:
+    """What a group is at, in words."""
+    if not job.num_claimed:
+        return "reward, filter or ring"
+    return f"{job.num_claimed} sample{'s' if job.num_claimed > 1 else ''} to go"
 
 
 def _place_of(error: BaseException) -> str:

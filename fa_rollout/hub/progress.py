@@ -36,6 +36,11 @@ class ProgressLines:
             verdict = judge(self._snapshot())
             self._tell(": ".join(filter(None, (verdict.headline, verdict.why))), now_s)
 
+    def close(self) -> None:
+        """The run ends: say what it came to, if that was not said."""
+        if self._interval_s and self._core.history.num_steps > self._num_told:
+            self._tell(progress_line(self._snapshot()), self._told_s)
+
     def _snapshot(self) -> Snapshot:
         return with_history(
             self._core, portrait(self._core), steps_seen=self._core.history.num_steps - 1, updates_seen=0

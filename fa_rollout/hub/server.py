@@ -187,6 +187,7 @@ class Server:
             self._end_generator()
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
         self._metrics.close()
+        self._progress.close()
         self._log.write("ended", exit_code=exit_code, text=text, counts=books)
         self._log.close()
         ended = m.RunEnded(exit_code=exit_code, text=text, counts=books)

@@ -33,6 +33,22 @@ class Glyphs:
         top = len(self.levels) - 1
         return "".join(self.levels[round((value - low) / (high - low) * top)] for value in points)
 
+    def chart(
+        self, values: Sequence[float], width: int, height: int, *, low: float | None, high: float | None
+    ) -> list[str]:
+        """Columns over `height` lines, the top one first; limits that are None are the values' own."""
+        points = _spread(values, width)
+        low = min(points) if low is None else low
+        high = max(points) if high is None else high
+        steps, lines = len(self.levels), []
+        filled = [
+            round((point - low) / max(1e-12, high - low) * (height * steps - 1)) + 1 for point in points
+        ]
+        for line in reversed(range(height)):
+            parts = [min(steps, max(0, level - line * steps)) for level in filled]
+            lines.append("".join(self.levels[part - 1] if part else " " for part in parts))
+        return lines
+
 
 UNICODE = Glyphs(levels="▁▂▃▄▅▆▇█", full="█", empty="░", dot="●", line="─", is_ascii=False)
 ASCII = Glyphs(levels="_.-~=+*#", full="#", empty=".", dot="*", line="-", is_ascii=True)
@@ -45,6 +61,12 @@ def glyphs_for(encoding: str) -> Glyphs:
     except (LookupError, UnicodeEncodeError):
         return ASCII
     return UNICODE
+
+
+def _spread(values: Sequence[float], width: int) -> list[float]:
+    """Exactly `width` of them."""
+    points = _thinned(values, width)
+    return [points[index * len(points) // width] for index in range(width)]
 
 
 def _thinned(values: Sequence[float], width: int) -> list[float]:

@@ -47,14 +47,14 @@ def trainer(now: Snapshot, glyphs: Glyphs) -> list[Line]:
         told = [f"{name} {share(value / recent.total_s)}" for name, value in parts]
         if recent.outside > 0.005 * recent.total_s:
             told.append(f"else {share(recent.outside / recent.total_s)}")
-        line.append((f"; of the last {seconds(recent.total_s)}: {', '.join(told)}", ""))
+        line.append((f"; last {seconds(recent.total_s)}: {', '.join(told)}", ""))
     return [line]
 
 
 def ranks(now: Snapshot) -> list[Line]:
     """Each rank, those in one phase together."""
     together: dict[tuple[TrainerPhase, int | None], list[RankFigures]] = {}
-    for rank in now.trainer.ranks:
+    for rank in sorted(now.trainer.ranks, key=lambda rank: (rank.dp_rank, rank.peer)):
         together.setdefault((rank.phase, rank.step), []).append(rank)
     lines: list[Line] = []
     for (phase, step), members in together.items():
@@ -116,8 +116,10 @@ def groups(now: Snapshot) -> list[Line]:
     at = f"{g.issued} queued > {g.running} running > {g.committed} ready > {g.handed} in training"
     back = f", {g.queued} given back" if g.queued else ""
     ends = f"{number(g.trained)} trained, {g.filtered} filtered, {g.failed} failed, {g.dropped} dropped"
-    limit = f"; no more for {g.limit}" if g.limit and not g.credits else ""
-    return [[(at + back, "")], [(ends + limit, "dim")]]
+    lines: list[Line] = [[(at + back, "")], [(ends, "dim")]]
+    if g.limit and not g.credits:
+        lines.append([(f"no more start now: {g.limit}", "dim")])
+    return lines
 
 
 def ring(now: Snapshot, glyphs: Glyphs) -> list[Line]:
@@ -139,7 +141,7 @@ def updates(now: Snapshot) -> list[Line]:
     if not now.totals.updates:
         return [[("none published yet", "dim")]]
     mean_s = now.totals.bubble_s / now.totals.updates
-    line: Line = [(f"{now.totals.updates} published, engines stood still {seconds(mean_s)} each", "")]
+    line: Line = [(f"{now.totals.updates} published, bubble {seconds(mean_s)} each", "")]
     if now.updates:
         last = now.updates[-1]
         line.append((f"; last: write {seconds(last.write_s)}, load {seconds(last.load_s)}", "dim"))
@@ -166,17 +168,31 @@ def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
         failed = sum(figures.failures.values())
         line: Line = [
             (f"{engine.health} ", _HEALTH_STYLES[engine.health]),
-            (f"{name} {glyphs.bar(figures.in_flight / max(1, figures.capacity), 8)} ", ""),
+            (f"{name} {glyphs.bar(figures.in_flight / max(1, figures.capacity), 5)} ", ""),
             (f"{figures.in_flight}/{figures.allowed} {number(engine.tokens_per_s)}/s", ""),
         ]
         if failed:
             line.append((f" {failed} failures: {figures.last_error}", "yellow"))
         if figures.latency_s:
             p50, p99 = figures.latency_s.get("p50", 0.0), figures.latency_s.get("p99", 0.0)
-            line.append((f" p50 {seconds(p50)}, p99 {seconds(p99)}", ""))
+            line.append((f" p50 {seconds(p50)} p99 {seconds(p99)}", ""))
         if figures.version is not None:
             line.append((f" v{figures.version.rpartition(':')[2]}", "dim"))
         lines.append(line)
+    return lines
+
+
+def charts(steps: Sequence[StepFigures], glyphs: Glyphs, width: int, height: int) -> list[Line]:
+    """Reward, and below it the trainer's idle share, over all steps that are known."""
+    if len(steps) < 2 or height < 6:
+        return []
+    rewards = [step.reward_mean for step in steps]
+    idle = [step.spent.idle or 0.0 for step in steps]
+    half = (height - 2) // 2
+    lines: list[Line] = [[(f"reward, {min(rewards):.3f} to {max(rewards):.3f}", "dim")]]
+    lines += [[(row, "green")] for row in glyphs.chart(rewards, width, half, low=None, high=None)]
+    lines.append([(f"trainer idle by step, {share(min(idle))} to {share(max(idle))}", "dim")])
+    lines += [[(row, "yellow")] for row in glyphs.chart(idle, width, min(half, 4), low=0.0, high=1.0)]
     return lines
 
 

@@ -17,6 +17,9 @@ LABEL = 11
 WIDE = 120
 """Columns from which on there are two of them."""
 GAP = 3
+MAX_CHART = 18
+"""Lines of curves below the columns, where there is room."""
+MAX_COLUMNS = 200
 
 
 Sections = dict[str, list[Line]]
@@ -24,18 +27,29 @@ Sections = dict[str, list[Line]]
 
 
 def draw(
-    now: Snapshot, steps: Sequence[StepFigures], *, width: int, height: int, glyphs: Glyphs, note: str = ""
+    now: Snapshot,
+    steps: Sequence[StepFigures],
+    *,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    note: str = "",
+    is_over: bool = False,
 ) -> Text:
-    """The whole screen. `note`: what is to be said in place of the age of the figures."""
+    """The whole screen; of a run that is over, without what was under way. `note`: ends the first line."""
     head = [*rows.head(now, glyphs, width, note), []]
     room = max(1, height - len(head))
     left, right = _columns(now, steps, glyphs)
+    if is_over:
+        left, right = left | {"lost": right["lost"], "warnings": right["warnings"]}, {}
     if width < WIDE:
         body = [_labelled(line) for line in _fit(left | right, room)]
         return _text([*head, *body], width, height, glyphs)
     half = (width - GAP) // 2
     pairs = _side_by_side(_fit(left, room), _fit(right, room), half, glyphs)
-    return _text([*head, *pairs], width, height, glyphs)
+    left_over = min(MAX_CHART, room - len(pairs) - 1)
+    charts = rows.charts(steps, glyphs, min(width, MAX_COLUMNS), left_over)
+    return _text([*head, *pairs, *([[], *charts] if charts else [])], width, height, glyphs)
 
 
 def _columns(now: Snapshot, steps: Sequence[StepFigures], glyphs: Glyphs) -> tuple[Sections, Sections]:

@@ -51,7 +51,7 @@ class Prometheus:
         self._lock = Lock()
         self._now: Snapshot | None = None
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)  # type: ignore[arg-type]
+        registry.register(self)
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
 
     def write(self, now: Snapshot) -> None:

@@ -50,7 +50,7 @@ class View:
         self._steps += snapshot.steps
         self._heard_s = time.monotonic()
 
-    def text(self, *, height: int | None = None) -> Text:
+    def text(self, *, height: int | None = None, is_over: bool = False) -> Text:
         """The screen; `height` None: every line there is."""
         silent_s = time.monotonic() - self._heard_s
         note = f"NO ANSWER FOR {seconds(silent_s)}" if silent_s > SILENT_S else time.strftime("%H:%M:%S")
@@ -63,6 +63,7 @@ class View:
             height=ALL_LINES if height is None else height,
             glyphs=self._glyphs,
             note=note,
+            is_over=is_over,
         )
 
 
@@ -92,7 +93,7 @@ def watch(observer: Observer, console: Console, *, interval_s: float) -> RunOver
         if over.last is not None:
             view.take(over.last)
         if view.now is not None:
-            console.print(view.text())
+            console.print(view.text(is_over=True))
         return over
 
 

@@ -46,6 +46,7 @@ class Rig:
         self.run_id, self.token = secrets.token_hex(8), secrets.token_hex(16)
         self.last_words: m.RunEnded | None = None
         self.notices: list[str] = []
+        self.progress: list[str] = []
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -74,12 +75,16 @@ class Rig:
         return self
 
     def hear(self, timeout_s: float = 20.0) -> m.Message:
-        """The next message to the launcher that is no notice."""
+        """The next message to the launcher that is no notice and no progress line."""
         while True:
             message = m.decode(self.channel.receive(timeout_s))
-            if not isinstance(message, m.Notice):
-                return message
-            self.notices.append(message.text)
+            match message:
+                case m.Notice():
+                    self.notices.append(message.text)
+                case m.Progress():
+                    self.progress.append(message.text)
+                case _:
+                    return message
 
     def attach(self, rank: int = 0, size: int = 1, *, peer: int = 0, num_peers: int = 1) -> TrainerHook:
         return TrainerHook.attach(
@@ -133,7 +138,7 @@ class Rig:
         if self.last_words is None:
             self.channel.send(m.encode(m.Stop(grace_s=3.0, reason="the test is over")))
             message = self.hear()
-            assert isinstance(message, m.RunEnded)
+            assert isinstance(message, m.RunEnded), message
             self.last_words = message
         return self.last_words
 
