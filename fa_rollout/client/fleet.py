@@ -122,17 +122,23 @@ class Fleet:
             )
         )
 
-    async def reachable(self) -> list[Engine]:
-        """Every engine that is not lost, and those of the lost that answer: from now on they are none.
+    async def returning(self) -> list[Engine]:
+        """Engines that are lost and answer again.
 
         Raises:
             ControlFailed: the router does not answer, or lists none.
         """
-        engines = [*await self.refresh(), *self.newcomers.values()]
-        lost = [engine for engine in engines if engine.url in self.lost]
+        lost = [engine for engine in await self.everyone() if engine.url in self.lost]
         answers = await asyncio.gather(*(engine.status("/model_info", _LOOK_S) for engine in lost))
-        self.lost -= {engine.url for engine, status in zip(lost, answers, strict=True) if status is not None}
-        return [engine for engine in engines if engine.url not in self.lost]
+        return [engine for engine, status in zip(lost, answers, strict=True) if status is not None]
+
+    async def everyone(self) -> list[Engine]:
+        """All engines, also those that are lost, and newcomers.
+
+        Raises:
+            ControlFailed: the router does not answer, or lists none.
+        """
+        return [*await self.refresh(), *self.newcomers.values()]
 
     async def set_label(self, label: str) -> None:
         """Every engine tells this label from now on."""
@@ -246,8 +252,7 @@ class Fleet:
 
     async def _each(self, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Do it on every engine that is not lost, all at once; wait for all."""
-        engines = [*await self.refresh(), *self.newcomers.values()]
-        engines = [engine for engine in engines if engine.url not in self.lost]
+        engines = [engine for engine in await self.everyone() if engine.url not in self.lost]
         outcomes = await asyncio.gather(*map(partial(_outcome, work), engines))
         done = {e.url: o for e, o in zip(engines, outcomes, strict=True) if not isinstance(o, ControlFailed)}
         failed = {e: o for e, o in zip(engines, outcomes, strict=True) if isinstance(o, ControlFailed)}

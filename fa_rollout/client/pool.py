@@ -19,7 +19,7 @@ from fa_rollout.client.clock import ActiveClock
 from fa_rollout.client.completion import Completion
 from fa_rollout.client.descriptors import allowed_connections
 from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.errors import ClientError, ControlFailed
+from fa_rollout.client.errors import ClientError, ControlFailed, ControlRefused
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.flight import Flights
 from fa_rollout.client.membership import Membership
@@ -276,18 +276,22 @@ class EnginePool:
             if call is not None:
                 self._sender.abort(call)
 
-    async def pause(self, mode: str) -> None:
+    async def pause(self, mode: str, *, may_be_none: bool = False) -> None:
         """Engines stand still: by `abort` (ends all there), `retract` or `in_place`. Nothing is sent.
 
         Raises:
-            ControlFailed: an engine did not pause; all go on.
+            ControlFailed: an engine did not pause; all go on. With `may_be_none`, that no engine can be
+                reached is no error.
         """
         self._dispatcher.hold()
         self._clock.stop()
         self._pause_mode = mode
         try:
             await self._fleet.pause(mode)
-        except BaseException:
+        except BaseException as error:
+            is_outage = isinstance(error, ControlFailed) and not isinstance(error, ControlRefused)
+            if is_outage and (may_be_none or self._recovery.stranded()):
+                return
             self._go()
             raise
 
@@ -322,16 +326,21 @@ class EnginePool:
         """
         # A flush that a load finds impossible comes too late: newer engines have changed their weights by
         # then, and SGLang 0.5.15 dies of it. Where requests may be held it is asked for alone, beforehand.
-        if self._pause_mode == "retract":
+        stranded = self._recovery.stranded()
+        if self._pause_mode == "retract" and not stranded:
             await self._fleet.flush_cache()
         is_idle = self._pause_mode not in ("retract", "in_place")
         before, self._recovery.weights = self._recovery.weights, Weights(path=path, label=label)
         files = control.Files(path=path, label=label, changed=changed, base=base)
+        self._fleet.lost -= {engine.url for engine in stranded}
         try:  # an engine that comes back in the meantime loads the new ones by itself
             await self._fleet.load_weights(files, flush_cache=is_idle, takes_parts=self._takes_parts)
-        except BaseException:
+        except BaseException as error:
             self._recovery.weights = before
+            for engine in stranded:
+                self._recovery.lost(engine, ControlFailed(str(error)))
             raise
+        self._recovery.has_weights(stranded)
 
     async def set_version_label(self, label: str) -> None:
         """Engines tell this version label from now on; no request is ended.

@@ -34,6 +34,10 @@ class Weights:
     """No file holds it: an engine that lacks it must wait for the next update."""
 
 
+class WeightsMissing(ControlFailed):
+    """An engine that works, and lacks weights that no file holds."""
+
+
 class Recovery:
     """Takes engines out and brings them back."""
 
@@ -53,6 +57,8 @@ class Recovery:
         self._policy = policy
         self._outage: Timer | None = None
         self._must_continue: set[str] = set()
+        self._without_weights: set[str] = set()
+        """Engines that are well, and wait for weights that only the trainer has."""
         self.weights: Weights | None = None
         """None: unknown, or pushed by somebody else, who alone can push it again."""
         self._is_looking = False
@@ -85,10 +91,18 @@ class Recovery:
         else:
             self._take_out(engine)
 
+    def stranded(self) -> list[Engine]:
+        """Engines that lack nothing but weights, when no other is left."""
+        engines, lost = self._fleet.engines, self._fleet.lost
+        if any(engine.url not in lost for engine in engines):
+            return []
+        return [engine for engine in engines if engine.url in self._without_weights]
+
     def has_weights(self, engines: Iterable[Engine]) -> None:
         """These engines took the current weights, whatever they missed before."""
         for engine in engines:
             self._fleet.lost.discard(engine.url)
+            self._without_weights.discard(engine.url)
             lane = self._lanes.get(engine.url)
             if lane is not None and lane.circuit.is_open:
                 self._reopen(lane)
@@ -165,6 +179,7 @@ class Recovery:
         self._lanes.pop(url, None)
         self._fleet.lost.discard(url)
         self._must_continue.discard(url)
+        self._without_weights.discard(url)
 
     def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()
@@ -190,7 +205,10 @@ class Recovery:
             await self._renew_weights(engine)
         except ControlFailed as error:
             _LOG.info("event=engine_still_out endpoint=%s error=%s", engine.url, error)
+            if isinstance(error, WeightsMissing):
+                self._without_weights.add(engine.url)
             return False
+        self._without_weights.discard(engine.url)
         return True
 
     async def _renew_weights(self, engine: Engine) -> None:
@@ -219,11 +237,11 @@ class Recovery:
 
 
 def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | None) -> None:
-    """Raise ControlFailed when nobody but the trainer has what this engine lacks."""
+    """Raise WeightsMissing when nobody but the trainer has what this engine lacks."""
     is_in_pieces = found == control.IN_PIECES and (weights is None or weights.path is None)
     if is_in_pieces or (weights is not None and weights.is_streamed):
         label = "unknown" if weights is None else repr(weights.label)
-        raise ControlFailed(
+        raise WeightsMissing(
             f"{engine.url} must hold the weights labelled {label}, found {found!r}, and no file holds them: "
             "it waits for the next hook.update_weights()"
         )

@@ -67,13 +67,17 @@ class WeightStream:
             ControlRefused: an engine cannot empty its cache; nothing was changed.
         """
         was_open = self.is_open
-        self._members = await self._fleet.reachable()
+        everyone = await self._fleet.everyone()
+        self._members = [engine for engine in everyone if engine.url not in self._fleet.lost]
         try:
-            await self._each(lambda engine: _empty(engine, mode))
+            await self._each(lambda engine: _empty(engine, mode), may_be_none=True)
         except ControlRefused:
             self._members = self._members if was_open else None
             raise
-        await self._each(self._begin)
+        await self._each(self._begin, may_be_none=True)
+        self._members += await self._returning(mode)
+        if not self._members:
+            raise EnginesLost("an engine must be left for a stream of weights, found all of them lost")
         urls = [engine.url for engine in self._members]
         is_same = self._group is not None and self._group[1] == frozenset(urls)
         return Audience(
@@ -167,14 +171,14 @@ class WeightStream:
         Raises:
             EnginesLost: there is none. An earlier life of ours may have sealed the stream.
         """
-        engines = await self._fleet.reachable() if self._members is None else self._members
+        if self._members is None:
+            self._members = await self._fleet.everyone()
 
         async def look(engine: Engine) -> None:
             found = await control.version_of(engine)
             if found != label:
                 raise ControlFailed(f"{engine.url} must tell weight version {label!r}, found {found!r}")
 
-        self._members = engines
         await self._each(look)
         members, self._members = self._open_members(), None
         self._recovery.weights = Weights(label=label, is_streamed=True)
@@ -192,7 +196,24 @@ class WeightStream:
             self._recovery.lost(engine, error)
         await asyncio.gather(*(self._let_go(engine) for engine in members))
 
+    async def forget_group(self) -> None:
+        """Engines leave the group that they are in, if they are in one."""
+        group, self._group = self._group, None
+        if group is not None:
+            engines = await self._fleet.refresh()
+            await asyncio.gather(*(_destroy_group(engine, group[0]) for engine in engines))
+
     # --- inside -----------------------------------------------------------------------------------
+
+    async def _returning(self, mode: str) -> list[Engine]:
+        """Engines that were lost and can take part. What they cannot is no error: they stay lost."""
+
+        async def prepare(engine: Engine) -> None:
+            await _empty(engine, mode)
+            await self._begin(engine)
+
+        outcomes = await self._outcomes(await self._fleet.returning(), prepare)
+        return [engine for engine, failure in outcomes if failure is None]
 
     def _open_members(self) -> list[Engine]:
         if self._members is None:
@@ -252,7 +273,11 @@ class WeightStream:
             raise EnginesLost(f"engines were lost in {path}")
 
     async def _each(
-        self, work: Callable[[Engine], Awaitable[object]], *, tolerates_refusals: bool = False
+        self,
+        work: Callable[[Engine], Awaitable[object]],
+        *,
+        tolerates_refusals: bool = False,
+        may_be_none: bool = False,
     ) -> None:
         """Do it on every member; those that are lost are none any more. A refusal is an error.
 
@@ -265,7 +290,8 @@ class WeightStream:
         self._members = [engine for engine in members if engine not in lost]
         for engine, error in lost.items():
             self._recovery.lost(engine, error)
-        if lost and (not self._members or (refusals and tolerates_refusals)):
+        is_hopeless = not self._members and not may_be_none
+        if lost and (is_hopeless or (refusals and tolerates_refusals)):
             raise EnginesLost("; ".join(map(str, [*lost.values(), *refusals])))
         if refusals:
             raise ControlRefused("; ".join(map(str, refusals)))

@@ -142,7 +142,7 @@ class EngineUpdates:
         """A step of a stream; failures are the trainer's to handle, who may begin anew."""
         self._lease_ends_s = None
         try:
-            await self._pause()
+            await self._pause(may_be_none=True)
             value = await self._stages.take(message, self._engine_mode)
         except ClientError as error:
             text = f"{type(error).__name__}: {error}"
@@ -190,8 +190,11 @@ class EngineUpdates:
         logger.info("event=weights_published version=%d bubble_s=%.3f", message.version, bubble_s)
         self._send(WeightsPublished(version=message.version, bubble_s=bubble_s))
 
-    async def _pause(self) -> None:
-        """Engines stand still when this returns; harmless when they do."""
+    async def _pause(self, *, may_be_none: bool = False) -> None:
+        """Engines stand still when this returns; harmless when they do.
+
+        `may_be_none`: those that are lost now may still come to a stream.
+        """
         if self._paused_s is not None:
             return
         for gate in self._gates:
@@ -200,7 +203,7 @@ class EngineUpdates:
         try:
             if self._mode == "abort":
                 await self._settle()
-            await self._pool.pause(self._engine_mode)
+            await self._pool.pause(self._engine_mode, may_be_none=may_be_none)
         except BaseException:
             self._open()
             raise
