@@ -69,6 +69,11 @@ class Counts:
         return self.issued + self.running + self.committed
 
 
+def _oldest_first(group: Group) -> tuple[bool, int, int]:
+    """Those with tokens of old versions, which are due soon, then by their place in the data."""
+    return group.kept_version is None, group.kept_version or 0, group.group
+
+
 class Books:
     """Groups by id, the cursor into the stream, and the counts."""
 
@@ -93,7 +98,7 @@ class Books:
 
     def take(self, num_groups: int) -> list[Assignment]:
         """Issue up to `num_groups`: those given back first, then new ones from the stream."""
-        names = sorted(g.group for g in self._at(Place.QUEUED))[:num_groups]
+        names = [g.group for g in sorted(self._at(Place.QUEUED), key=_oldest_first)[:num_groups]]
         num_new = num_groups - len(names)
         if self.num_left is not None:
             num_new = min(num_new, self.num_left)
@@ -174,12 +179,9 @@ class Books:
         return self._at(Place.RUNNING)
 
     def begun(self) -> list[Group]:
-        """Groups that have tokens and no record: those at engines, and those of which a checkpoint kept
-        some."""
-        places = (Place.QUEUED, Place.ISSUED, Place.RUNNING)
-        if not (self._places[Place.RUNNING] or self.has_kept):
-            return []
-        return [g for g in self.groups.values() if g.place in places and g.begun_version is not None]
+        """Groups at the generator that have tokens: engines made them, or a checkpoint kept them."""
+        issued = [g for g in self.issued() if g.kept_version is not None] if self.has_kept else []
+        return [*self.running(), *issued]
 
     def hand(self, groups: Iterable[int]) -> None:
         """These groups are in the trainer's hands."""
