@@ -1,6 +1,9 @@
 """Plug-ins for the real slime."""
 
 import copy
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 from slime.rollout.sglang_rollout import generate
@@ -21,3 +24,18 @@ async def two_of_each(args: Any, sample: Any, sampling_params: dict[str, Any]) -
 
 async def raises(args: Any, sample: Any, **options: Any) -> float:
     raise ArithmeticError("no reward of this kind")
+
+
+async def reward_equal_in_odd_groups(args: Any, sample: Any, **options: Any) -> float:
+    return float(sample.index % 2) if sample.group_index % 2 == 0 else 1.0
+
+
+async def raises_in_group_2(args: Any, sample: Any, **options: Any) -> float:
+    if sample.group_index == 2:
+        note_the_time(Path(os.environ["FA_ROLLOUT_TEST_RAISED"]))
+        raise ArithmeticError("no reward for group 2")
+    return 1.0
+
+
+def note_the_time(path: Path) -> None:
+    path.write_text(str(time.time()))
