@@ -120,7 +120,7 @@ class SampleLog:
             own_prompt_ids=[_bytes(sample.prompt_ids) for sample in samples] if is_own else [],
             members=[sample.member for sample in samples],
             response_lens=[len(sample.response_ids) for sample in samples],
-            response_ids=_joined([sample.response_ids for sample in samples], _I4).data,
+            response_ids=_joined([sample.response_ids for sample in samples], _I4).data,  # type: ignore[arg-type]
             loss_mask=b"" if b"\0" not in mask else mask,
             version_spans=[sample.version_spans for sample in samples],
             rewards=[sample.reward for sample in samples],

@@ -25,6 +25,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     group: int | None = None
     groups: list[int] = []
+    attempts: list[int] = []
     attempt: int = 0
     reason: str = ""
     step: int | None = None

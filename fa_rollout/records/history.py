@@ -77,9 +77,10 @@ def histories(events: Iterable[Event]) -> list[History]:
 
 
 def _issued(history: History, event: Event) -> None:
-    for name in event.groups:
+    for name, attempt in zip(event.groups, event.attempts or [0] * len(event.groups), strict=False):
         group = history.groups.setdefault(name, Group(group=name))
-        group.place, group.issued_s, group.dispatched_s = "issued", event.t, None
+        group.place, group.attempt = "issued", attempt
+        group.issued_s, group.dispatched_s = event.t, None
 
 
 def _dispatched(history: History, event: Event) -> None:

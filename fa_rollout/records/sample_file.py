@@ -48,7 +48,7 @@ class WrittenGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """[P] int32 of each sample, where user code changed one."""
     members: list[int] = []
     response_lens: list[int] = []
-    response_ids: bytes | memoryview = b""
+    response_ids: bytes = b""
     """[sum of R] int32, one sample after the other."""
     loss_mask: bytes = b""
     """[sum of R] bytes 0 or 1; empty where all tokens are trained."""

@@ -68,6 +68,7 @@ class KeptSample:
     finish_reason: str | None = None
     duration_s: float = 0.0
     """Of its group, from the start of its work to its end."""
+    ended_s: float = 0.0
 
     @property
     def staleness(self) -> int | None:
@@ -127,13 +128,12 @@ _KEYS: dict[Order, Callable[[KeptSample], float | None]] = {
 
 
 def select(folder: Path, history: History, choice: Choice) -> list[KeptSample]:
-    """The samples of a launch that a choice takes, in its order."""
+    """The samples of a launch that a choice takes, in its order; of equals the newest first."""
     every = (sample for sample in _all(folder, history, choice) if choice.takes(sample))
     if choice.order is Order.NEWEST:
-        newest = heapq.nlargest(choice.limit, enumerate(every), key=lambda pair: pair[0])
-        return [sample for _, sample in newest]
+        return heapq.nlargest(choice.limit, every, key=lambda sample: sample.ended_s)
     key = _KEYS[choice.order]
-    return heapq.nsmallest(choice.limit, every, key=lambda sample: key(sample) or 0.0)
+    return heapq.nsmallest(choice.limit, every, key=lambda sample: (key(sample) or 0.0, -sample.ended_s))
 
 
 def _all(folder: Path, history: History, choice: Choice) -> Iterator[KeptSample]:
@@ -160,6 +160,7 @@ def _without_samples(history: History, seen: set[tuple[int, int]]) -> Iterator[K
                 prompt_index=-1,
                 fate=fate,
                 reason=group.reason,
+                ended_s=group.ended_s or 0.0,
             )
 
 
@@ -178,6 +179,7 @@ def _samples(written: WrittenGroup, group: Group | None) -> Iterator[KeptSample]
         version=group.version if group is not None and is_taken else None,
         prompt_ids=np.frombuffer(written.prompt_ids, "<i4"),
         duration_s=written.ended_s - written.started_s,
+        ended_s=written.ended_s,
     )
     if not written.members:
         yield plain

@@ -116,4 +116,4 @@ def _cut(text: Text, is_full: bool) -> Text:
 
 def _block(console: Console, name: str, text: Text) -> None:
     console.print(Text(name, style="dim"))
-    console.print(Padding(text, (0, 0, 0, 2)), highlight=False)
+    console.print(Padding(text, (0, 0, 0, 2), expand=False), highlight=False)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _DESCRIPTION = """\
-Shows samples of a run: prompt and answer as text, the parts that are not trained in ⟦ ⟧, where a weight version
-begins as ‹v3›, rewards, lengths, and what became of each: the step that trained it and how stale it was then,
-or why it failed or was filtered. RUN_DIR is what run.output_dir names; the run may still go on."""
+Shows samples of a run: prompt and answer as text, the parts that are not trained in ⟦ ⟧, where a weight
+version begins as ‹v3›, rewards, lengths, and what became of each: the step that trained it and how stale it
+was then, or why it failed or was filtered. RUN_DIR is what run.output_dir names; the run may still go on."""
 _EPILOG = """\
 examples:
   fa-rollout-proc samples out/run --worst            the lowest rewards

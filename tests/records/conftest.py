@@ -1,7 +1,6 @@
 """One run of the real hub and generator on a scripted engine, recorded once for all tests of a worker."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("recorded") / "run"
     lengths = Lengths(kind="uniform", low=8, high=40, seed=3)
     script = Script(vocab_size=VOCAB_SIZE, lengths=lengths, tokens_per_s=400.0, update_s=0.02)
@@ -57,7 +56,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                 _train(hook, run)
             hook.evaluate([{"prompt": "a question"}])
         rig.hear()
-    yield run
+    return run
 
 
 def _train(hook: TrainerHook, run: Recorded) -> None:

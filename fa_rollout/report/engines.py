@@ -1,0 +1,71 @@
+"""What the run's metrics say of its engines. In: `metrics.jsonl`, if there is one. Out: a table in HTML.
+
+Invariant: the report needs no metrics; a file of another release is passed over.
+"""
+
+from html import escape
+from pathlib import Path
+
+import msgspec
+
+from fa_rollout.observe.snapshot import EngineState
+from fa_rollout.report.words import number, seconds
+
+FILE_NAME = "metrics.jsonl"
+
+
+class _Run(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    run: _Run
+    engines: list[EngineState] = []
+
+
+def last_state(folder: Path, run: str) -> list[EngineState]:
+    """The engines as the last line with any of them tells."""
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return []
+    decoder = msgspec.json.Decoder(_Line)
+    found: list[EngineState] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                state = decoder.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if state.run.name == run and state.engines:
+                found = state.engines
+    return found
+
+
+def table(engines: list[EngineState]) -> str:
+    """A row an engine."""
+    if not engines:
+        return ""
+    rows = "".join(map(_row, engines))
+    heads = ("engine", "health", "answers", "tokens", "latency p50", "p99", "failures")
+    titles = "".join(f"<th>{head}</th>" for head in heads)
+    return (
+        f'<div class="box"><div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody>'
+        "</table></div></div>"
+    )
+
+
+def _row(engine: EngineState) -> str:
+    now = engine.now
+    failures = ", ".join(f"{count} {kind}" for kind, count in now.failures.items() if count)
+    said = f"{failures or 'none'}" + (f"; the last: {now.last_error[:200]}" if now.last_error else "")
+    cells = [
+        f"<td>{escape(engine.url)}</td><td>{escape(engine.health)}</td>",
+        *(f'<td class="n">{text}</td>' for text in (number(now.num_done), number(now.num_tokens))),
+        *(f'<td class="n">{_latency(now.latency_s, name)}</td>' for name in ("p50", "p99")),
+        f'<td class="why">{escape(said)}</td>' if failures else "<td>none</td>",
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _latency(latency_s: dict[str, float], name: str) -> str:
+    return seconds(latency_s[name]) if name in latency_s else "–"

@@ -1,0 +1,85 @@
+"""Numbers and times as people read them, and ticks for axes. Pure."""
+
+import math
+
+
+def number(value: float) -> str:
+    """Three digits that matter: 0.123, 12.3, 1,234, 56.7k, 8.9M."""
+    size = abs(value)
+    if value == int(value) and size < 10_000:
+        return f"{int(value):,}"
+    if size >= 1e9:
+        return f"{value / 1e9:.3g}G"
+    if size >= 1e6:
+        return f"{value / 1e6:.3g}M"
+    if size >= 10_000:
+        return f"{value / 1e3:.3g}k"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
+
+
+def size(num_bytes: float) -> str:
+    """12.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024 or unit == "GiB":
+            break
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} {unit}"
+
+
+def seconds(value: float) -> str:
+    """840 ms, 12.3 s, 4 min 10 s, 2 h 5 min."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    if value < 3600:
+        return f"{int(value) // 60} min {int(value) % 60} s"
+    return f"{int(value) // 3600} h {int(value) % 3600 // 60} min"
+
+
+def clock(value: float, span_s: float) -> str:
+    """A place on a time axis of this length."""
+    if span_s < 120:
+        return f"{value:.3g} s"
+    if span_s < 2 * 3600:
+        return f"{int(value) // 60}:{int(value) % 60:02d}"
+    return f"{int(value) // 3600}:{int(value) % 3600 // 60:02d} h"
+
+
+def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Round values from `low` to `high`."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / wanted
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, int(high / step + 1e-9) + 1)]
+
+
+def time_ticks(span_s: float, wanted: int = 5) -> list[float]:
+    """Round times from 0 on."""
+    steps: tuple[float, ...] = (
+        0.01,
+        0.02,
+        0.05,
+        0.1,
+        0.2,
+        0.5,
+        1,
+        2,
+        5,
+        10,
+        15,
+        30,
+        60,
+        120,
+        300,
+        600,
+        900,
+        1800,
+        3600,
+    )
+    steps += (7200, 4 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400)
+    step = next((step for step in steps if span_s / step <= wanted), steps[-1])
+    return [index * step for index in range(int(span_s / step) + 1)]

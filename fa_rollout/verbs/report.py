@@ -1,0 +1,66 @@
+"""`fa-rollout-proc report`: one page that tells a run."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+_DESCRIPTION = """\
+Makes one HTML file of a run's records: what bounded the run and what to change, the timeline, where the
+trainer's time went, rewards, staleness, lengths, failures, a few samples. It needs nothing beside it: mail
+it, open it on a phone. RUN_DIR is what run.output_dir names; the run may still go on."""
+_EPILOG = """\
+examples:
+  fa-rollout-proc report out/run                         writes out/run/report.html
+  fa-rollout-proc report out/run --output week.html
+  fa-rollout-proc report out/run --trace trace.json      also for https://ui.perfetto.dev"""
+
+
+def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Arguments of `report`."""
+    parser = verbs.add_parser(
+        "report",
+        help="make one HTML page of a run: verdict, timeline, pictures, samples",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="output folder of a run")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a trace file too")
+    parser.add_argument(
+        "--launch", type=int, metavar="K", help="of several in the folder (default: the last)"
+    )
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="where the configuration names none")
+    parser.set_defaults(call=call, takes_command=False)
+
+
+def call(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Write the page, and say the verdict."""
+    from fa_rollout.config import ConfigError
+    from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
+    from fa_rollout.report import trace
+    from fa_rollout.report.engines import last_state
+    from fa_rollout.report.page import page
+    from fa_rollout.report.sample_cards import Shown, chosen
+    from fa_rollout.report.summary import summarize
+
+    found = launches(options.folder)
+    history = choose(found, options.launch)
+    summary = summarize(history)
+    samples: list[Shown] = []
+    without = "The run kept no samples (run.samples), or has written none yet."
+    try:
+        samples = chosen(options.folder, history, tokenizer_of(history, options.tokenizer))
+    except (ConfigError, NoRecords) as error:
+        without = f"Samples cannot be shown: {error}"
+    output = options.output or options.folder / "report.html"
+    text = page(summary, samples, engines=last_state(options.folder, history.run), without_samples=without)
+    output.write_text(text, encoding="utf-8")
+    print(summary.verdict.headline)
+    if len(found) > 1 and options.launch is None:
+        print(f"the folder holds {len(found)} launches; this is the last (--launch 1 is the first)")
+    print(f"report: {output}")
+    if options.trace is not None:
+        trace.write(history, options.trace)
+        print(f"trace: {options.trace} (open it in https://ui.perfetto.dev)")
+    return 0

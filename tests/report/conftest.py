@@ -1,0 +1,5 @@
+"""The recorded run of the records' tests."""
+
+from tests.records.conftest import recorded
+
+__all__ = ["recorded"]

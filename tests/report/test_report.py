@@ -1,0 +1,179 @@
+"""The report's numbers are those of the events, its trace file is one that trace viewers read."""
+
+import json
+import math
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from fa_rollout.cli import main
+from fa_rollout.records.events import Event
+from fa_rollout.records.folder import launches
+from fa_rollout.records.history import History, histories
+from fa_rollout.report import figures, trace
+from fa_rollout.report.page import page
+from fa_rollout.report.summary import summarize
+from fa_rollout.report.timeline import lanes, spans
+from fa_rollout.report.words import clock, number, seconds, size, ticks, time_ticks
+from tests.records.conftest import GROUPS_PER_STEP, NUM_STEPS, SAMPLES_PER_GROUP, Recorded
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def history(recorded: Recorded) -> History:
+    return launches(recorded.folder)[-1]
+
+
+def test_every_step_has_its_rewards_sizes_and_staleness(recorded: Recorded, history: History) -> None:
+    steps = figures.step_figures(history)
+    assert [step.step for step in steps] == list(range(NUM_STEPS))
+    for step in steps:
+        own = [(group, member) for number, _, group, member in recorded.trained if number == step.step]
+        assert step.num_samples == len(own) == GROUPS_PER_STEP * SAMPLES_PER_GROUP
+        assert step.reward == pytest.approx(fmean(recorded.rewards[name] for name in own))
+        assert step.num_tokens == sum(len(recorded.responses[name]) for name in own)
+        assert step.staleness_max is not None
+        assert 0 <= step.staleness_max <= 2
+        assert min(step.train, step.wait, step.update, step.other) >= 0
+
+
+def test_the_trainers_time_adds_up(history: History) -> None:
+    steps = figures.step_figures(history)
+    shares = figures.shares(steps)
+    assert math.isclose(sum(shares.values()), 1.0)
+    first, last = steps[0], steps[-1]
+    whole = last.start_s + last.total - first.start_s
+    assert sum(step.total for step in steps) + first.wait == pytest.approx(whole, rel=0.02, abs=0.05)
+
+
+def test_counts_are_the_hubs_own_and_those_of_a_run_that_goes_on_add_up(recorded: Recorded) -> None:
+    events = [Event(**{k: v for k, v in e.items() if k in Event.__struct_fields__}) for e in recorded.events]
+    for length in range(1, len(events) + 1, 7):
+        (part,) = histories(events[:length])
+        books = part.books
+        assert books["taken"] == sum(count for name, count in books.items() if name != "taken")
+        page(summarize(part))  # a report can be made at any time
+    (whole,) = histories(events)
+    ended = whole.counts
+    whole.counts = {}
+    assert {name: whole.books[name] for name in ended} == ended
+
+
+def test_failures_are_counted_by_class(recorded: Recorded, history: History) -> None:
+    counts = recorded.events[-1]["counts"]
+    found = {(how, kind): count for how, kind, count, _ in figures.reasons(history)}
+    assert found["failed", "raised: ValueError"] == counts["failed"]
+    assert sum(found.values()) == counts["failed"] + counts["filtered"] + counts["dropped"]
+
+
+def test_levels_and_tokens_integrate_to_what_the_groups_had(history: History) -> None:
+    over = figures.series(history, 50)
+    committed = [group for group in history.groups.values() if group.committed_s is not None]
+    tokens = sum(sum(group.response_lens) for group in committed)
+    assert sum(over.tokens_per_s) * over.width_s == pytest.approx(tokens)
+    held = sum(((g.ended_s or history.last_s) - (g.committed_s or 0.0)) * g.num_bytes for g in committed)
+    assert sum(over.ring_bytes) * over.width_s == pytest.approx(held, rel=1e-6)
+
+
+def test_lanes_show_the_kill_the_bubbles_and_the_evaluation(history: History) -> None:
+    by_lane = lanes(spans(history))
+    assert [span.name for span in by_lane["generator"]] == [
+        "life 1 starts",
+        "life 1",
+        "life 2 starts",
+        "life 2",
+    ]
+    assert by_lane["generator"][1].facts == {"ended": "by signal SIGKILL"}
+    assert sum(span.kind == "bubble" for span in by_lane["engines"]) >= NUM_STEPS - 1
+    assert [span.kind for span in by_lane["evaluation"]] == ["evaluation"]
+    for members in by_lane.values():
+        for before, after in pairwise(members):
+            assert before.duration_s >= -1e-6
+            assert after.start_s >= before.end_s - 0.05
+
+
+def test_the_trace_is_of_the_form_that_viewers_read(history: History, tmp_path: Path) -> None:
+    trace.write(history, tmp_path / "trace.json")
+    tree = json.loads((tmp_path / "trace.json").read_text())
+    assert tree["displayTimeUnit"] in ("ms", "ns")
+    events: list[dict[str, Any]] = tree["traceEvents"]
+    open_slices: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+        match event["ph"]:
+            case "M":
+                assert event["name"] in ("process_name", "thread_name")
+                assert isinstance(event["args"]["name"], str)
+            case "X":
+                assert event["dur"] >= 0
+                threads[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
+            case "b":
+                open_slices[event["cat"], event["id"], event["name"]].append(event["ts"])
+            case "e":
+                assert event["ts"] >= open_slices[event["cat"], event["id"], event["name"]].pop()
+            case "C":
+                assert isinstance(event["args"]["value"], int | float)
+            case "i":
+                assert event["s"] in ("g", "p", "t")
+            case other:
+                raise AssertionError(f"an unknown phase {other}")
+    assert not any(open_slices.values())
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(threads) <= named
+    trained = [e for e in events if e["ph"] == "X" and e["cat"] == "train"]
+    assert [e["name"] for e in trained] == [f"step {step}" for step in range(NUM_STEPS)]
+
+
+def test_the_command_writes_a_page_that_holds_everything(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "report.html"
+    words = ["report", str(recorded.folder), "--output", str(output), "--trace", str(tmp_path / "trace.json")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    text = output.read_text(encoding="utf-8")
+    assert str(output) in said
+    for word in ("Timeline", "Reward", "How stale", "nothing was lost", "raised: ValueError", "tool 42"):
+        assert word in text
+    assert "src=" not in text
+    assert "href=" not in text
+
+
+def test_what_comes_from_a_run_is_escaped() -> None:
+    evil = "<script>alert(1)</script>"
+    events = [
+        Event(t=0.0, event="began", run=evil, config={"rollout": {"staleness": 1, "filter": evil}}),
+        Event(t=1.0, event="issued", groups=[0], attempts=[0]),
+        Event(t=2.0, event="failed", group=0, reason=evil),
+        Event(t=3.0, event="warning", text=evil),
+        Event(t=4.0, event="fatal", error="Error", text=evil),
+    ]
+    (history,) = histories(events)
+    text = page(summarize(history), without_samples=evil)
+    assert evil not in text
+    assert text.count("<script>") == 1
+
+
+def test_numbers_read_well() -> None:
+    assert [number(v) for v in (0, 7, 1234, 0.1234, 12345, 8.9e6)] == [
+        "0",
+        "7",
+        "1,234",
+        "0.123",
+        "12.3k",
+        "8.9M",
+    ]
+    assert [seconds(v) for v in (0.0123, 12.34, 250, 7500)] == ["12 ms", "12.3 s", "4 min 10 s", "2 h 5 min"]
+    assert [size(v) for v in (512, 3 << 20)] == ["512 B", "3 MiB"]
+    assert ticks(0.0, 1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert time_ticks(55.0) == [0, 15, 30, 45]
+    assert [clock(v, 600) for v in (0, 90)] == ["0:00", "1:30"]
