@@ -14,11 +14,11 @@ from fa_rollout.observe.rows import Line
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
 
 LABEL = 11
-WIDE = 120
+WIDE = 150
 """Columns from which on there are two of them."""
 GAP = 3
 MAX_CHART = 18
-"""Lines of curves below the columns, where there is room."""
+"""Lines of curves at the end, where there is room."""
 MAX_COLUMNS = 200
 
 
@@ -43,13 +43,12 @@ def draw(
     if is_over:
         left, right = left | {"lost": right["lost"], "warnings": right["warnings"]}, {}
     if width < WIDE:
-        body = [_labelled(line) for line in _fit(left | right, room)]
-        return _text([*head, *body], width, height, glyphs)
-    half = (width - GAP) // 2
-    pairs = _side_by_side(_fit(left, room), _fit(right, room), half, glyphs)
-    left_over = min(MAX_CHART, room - len(pairs) - 1)
-    charts = rows.charts(steps, glyphs, min(width, MAX_COLUMNS), left_over)
-    return _text([*head, *pairs, *([[], *charts] if charts else [])], width, height, glyphs)
+        body = [_labelled(entry) for entry in _fit(left | right, room)]
+    else:
+        half = (width - GAP) // 2
+        body = _side_by_side(_fit(left, room), _fit(right, room), half, glyphs)
+    charts = rows.charts(steps, glyphs, min(width, MAX_COLUMNS), min(MAX_CHART, room - len(body) - 1))
+    return _text([*head, *body, *([[], *charts] if charts else [])], width, height, glyphs)
 
 
 def _columns(now: Snapshot, steps: Sequence[StepFigures], glyphs: Glyphs) -> tuple[Sections, Sections]:
