@@ -6,6 +6,7 @@ and the reward curve. Invariant: what is printed at the end is counted by the hu
 
 import argparse
 import os
+import shlex
 import shutil
 import time
 from contextlib import nullcontext
@@ -107,6 +108,15 @@ def _conclude(console: Console, plan: Plan, view: View, ended: Ended) -> None:
         )
     if ended.counts is not None:
         console.print(statement(ended.counts), soft_wrap=True, highlight=False)
+    if view.steps:
+        folder = shlex.quote(str(plan.folder))
+        console.print(
+            f"the whole run on a page: fa-rollout-proc report {folder}\n"
+            f"what the model wrote:    fa-rollout-proc samples {folder} --best",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
     if ended.exit_code and ended.exit_code not in INTERRUPTED_CODES:
         _show_log(console, plan)
 
