@@ -246,6 +246,9 @@ class Run(_Section):
     """The `events.jsonl` of a run with the same data: its steps are given out again, the same groups to the
     same ranks in the same order."""
     heartbeat_s: Seconds = 10.0
+    spare_generator: bool = True
+    """A second process stands ready to take over from a generator that dies: it has the data, the tokenizer
+    and your code loaded, and takes their memory once more."""
     """A generator silent for so long is taken for stopped and is replaced; a hub, and the run is over."""
 
 

@@ -9,7 +9,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from fa_rollout.client.engine import Engine
 from fa_rollout.client.errors import ControlFailed, EngineUnavailable
 from fa_rollout.client.fleet import Fleet
 from fa_rollout.client.policy import FailurePolicy
-from fa_rollout.client.probe import EngineInfo, patiently, probe
+from fa_rollout.client.probe import EngineInfo, patiently, probe, recognised
 from fa_rollout.client.request import WireIds
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Opening:
     takes_over: bool
     """An earlier life of the caller may have left engines paused: they go on; one that is away is not waited
     for."""
+    known: Mapping[str, EngineInfo]
+    """What an earlier life found, by address: such an engine is asked for its version alone."""
 
     async def probe_all(self) -> tuple[list[EngineInfo], list[Engine]]:
         """The engines that are up, and those that were not waited for.
@@ -60,6 +62,11 @@ class Opening:
         try:
             if self.takes_over:
                 await _continued(engine)
+            known = self.known.get(engine.url)
+            if known is not None:
+                found = await patiently(lambda: recognised(engine, known), deadline, engine.url)
+                if found is not None:
+                    return found
             return await patiently(
                 lambda: probe(engine, self.ids.make("probe"), limit_s, ends_pauses=self.ends_pauses),
                 deadline,

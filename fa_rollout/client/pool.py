@@ -51,13 +51,15 @@ class EnginePool:
         stream: bool = False,
         vocab_size: int | None = None,
         takes_over: bool = False,
+        known: Sequence[EngineInfo] = (),
         ends_pauses: bool = True,
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
         With `stream`, tokens made before an engine died, or before an abort in its queue, are kept. With
         `takes_over`, engines that an earlier life of the caller may have left paused go on at the start,
-        which waits for one of them alone: those that come later are let in then.
+        which waits for one of them alone: those that come later are let in then; `known` is what that life
+        had found, which is not asked for again.
         Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
 
         Raises:
@@ -74,6 +76,7 @@ class EnginePool:
         self._stream = stream
         self._vocab_size = vocab_size
         self._takes_over = takes_over
+        self._known = {info.url: info for info in known}
         self._ends_pauses = ends_pauses
         self._clock = ActiveClock()
         self._background = Background()
@@ -122,6 +125,7 @@ class EnginePool:
                 ids=ids,
                 ends_pauses=self._ends_pauses,
                 takes_over=self._takes_over,
+                known=self._known,
             )
             found, late = await opening.probe_all()
         except BaseException:

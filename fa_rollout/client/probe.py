@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +75,18 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
         num_workers=_number(server.get("tp_size"), 1),
         takes_parts=_takes_parts(server, config),
     )
+
+
+async def recognised(engine: Engine, known: EngineInfo) -> EngineInfo | None:
+    """What was found before, with the version of now; None when it serves another model by now.
+
+    Raises:
+        ControlFailed: it does not answer.
+    """
+    model = await control.model_info(engine)
+    if _text(model.get("model_path")) != known.model_path:
+        return None
+    return replace(known, version_label=_text(model.get("weight_version")))
 
 
 async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str) -> T:

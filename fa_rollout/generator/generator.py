@@ -199,6 +199,7 @@ class Generator:
             engines=[engine.url for engine in self._parts.pool.engines],
             spans=self._has_spans,
             concurrency=_capacity(self._config, self._parts.pool),
+            known_engines=[asdict(engine) for engine in self._parts.pool.engines],
             model_path=_common([engine.model_path for engine in self._parts.pool.engines]),
         )
 

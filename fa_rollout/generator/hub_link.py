@@ -1,7 +1,8 @@
 """The generator's end of the channel to the hub: typed messages in and out, on the event loop.
 
 In: first the preamble, raw; then messages, queued for whoever receives. `Ping`, `Stop` and the hub's death
-are acted on as they come, also while the generator still starts.
+are acted on as they come, also while the generator still starts. A spare has the preamble alone, and says
+nothing before `Resume` has made it the generator.
 
 Invariant: nothing here blocks the loop; what is sent arrives in order.
 """
@@ -11,7 +12,7 @@ import asyncio
 from fa_rollout.generator.life import Life
 from shm.channel import Channel
 from shm.channel_loop import LoopChannel
-from trainer_hook.messages import Message, Ping, Pong, Stop, decode, encode
+from trainer_hook.messages import Message, Ping, Pong, Resume, Stop, decode, encode
 
 
 class HubLink:
@@ -22,10 +23,16 @@ class HubLink:
         self._life = life
         self._preamble: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._has_resume = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Queue a message; dropped when the hub is gone, for nobody is left to read it."""
-        self._channel.queue(encode(message))
+        """Queue a message; dropped when nobody reads it: the hub is gone, or this is no generator yet."""
+        if self._has_resume.is_set():
+            self._channel.queue(encode(message))
+
+    async def resumed(self) -> None:
+        """Return once this is the generator."""
+        await self._has_resume.wait()
 
     async def preamble(self) -> bytes:
         """The first frame."""
@@ -55,6 +62,8 @@ class HubLink:
             case Stop():
                 self._life.drain(message.reason, message.grace_s)
             case _:
+                if isinstance(message, Resume):
+                    self._has_resume.set()
                 self._messages.put_nowait(message)
 
     async def flushed(self) -> None:

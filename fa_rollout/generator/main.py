@@ -106,16 +106,22 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     tree = msgspec.json.decode(await link.preamble())
     config = from_dict(tree["config"])
     life.grace_s = float(config.run.grace_s)
-    resume = await link.receive()
-    assert isinstance(resume, Resume), "the hub's first message is Resume"
-    parts = await open_parts(config, resume, ring_fd, stack)
+    parts, resume = await open_parts(config, _resume(link), ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     await bring_to_version(parts.pool, resume)
     return generator
+async def _resume(link: HubLink) -> Resume:
+    resume = await link.receive()
+    assert isinstance(resume, Resume), "the hub's first message is Resume"
+    return resume
+
+
 
 
 async def _tell(link: HubLink, message: Message) -> None:
-    link.send(message)
+    """A spare that fails ends without a word: the next life will find out what is wrong."""
+            await link.resumed()
+            link.send(message)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             await link.flushed()

@@ -13,10 +13,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from fa_rollout.client.control import IN_PIECES
 from fa_rollout.client.dispatch import Balance
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
+from fa_rollout.client.probe import EngineInfo
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.tokenizer import Tokenizer
@@ -55,31 +58,36 @@ class Parts:
     pool: EnginePool
 
 
-async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncExitStack) -> Parts:
+async def open_parts(
+    config: Config, resumed: Awaitable[Resume], ring_fd: int, stack: AsyncExitStack
+) -> tuple[Parts, Resume]:
     """Open all parts at once; `stack` closes them.
+
+    What needs no `Resume` is opened before it comes: a spare stands there with all of it, for as long as the
+    generator at work lives. Where this life takes over, rewards are loaded while first groups are sampled.
 
     Raises:
         ConfigError: data, tokenizer, reward, filter or custom function cannot be used.
         ClientError: an address cannot be read, or an engine does not come up.
     """
-    pool = EnginePool(
-        resume.engines or config.engine.urls,
-        router=config.engine.router,
-        max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
-        policy=_failure_policy(config.engine.request_timeout_s),
-        balance=_BALANCES[config.engine.balance],
-        takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
-    )
-    rewards = RewardRunner(config.reward)
     generate = _generate(config)
     group_filter = None if config.rollout.filter is None else GroupFilter.load(config.rollout.filter)
+    rewards = RewardRunner(config.reward)
+    folder = config.engine.tokenizer or config.engine.model
     with first_error():
         async with asyncio.TaskGroup() as tasks:
             segment = tasks.create_task(asyncio.to_thread(Segment.attach, ring_fd, writable=True))
             source = tasks.create_task(asyncio.to_thread(PromptSource.open, config.data))
-            tasks.create_task(_start_rewards(rewards, stack))
-            tokenizer = tasks.create_task(_open_pool_and_tokenizer(config, pool, stack))
-    return Parts(
+            tokenizer = (
+                None if folder is None else tasks.create_task(asyncio.to_thread(Tokenizer.load, folder))
+            )
+            resume = await resumed
+            pool = _pool(config, resume)
+            tasks.create_task(_start_rewards(rewards, stack, takes_over=resume.incarnation > 1))
+            await _start_pool(pool, stack)
+            if tokenizer is None:
+                tokenizer = tasks.create_task(asyncio.to_thread(Tokenizer.load, _folder_of(pool)))
+    parts = Parts(
         segment=segment.result(),
         source=source.result(),
         tokenizer=tokenizer.result(),
@@ -87,6 +95,19 @@ async def open_parts(config: Config, resume: Resume, ring_fd: int, stack: AsyncE
         group_filter=group_filter,
         generate=generate,
         pool=pool,
+    )
+    return parts, resume
+
+
+def _pool(config: Config, resume: Resume) -> EnginePool:
+    return EnginePool(
+        resume.engines or config.engine.urls,
+        router=config.engine.router,
+        max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
+        policy=_failure_policy(config.engine.request_timeout_s),
+        balance=_BALANCES[config.engine.balance],
+        takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
+        known=msgspec.convert(resume.known_engines, list[EngineInfo]),
     )
 
 
@@ -135,19 +156,12 @@ async def _load(pool: EnginePool, path: str, label: str) -> None:
         await pool.continue_()
 
 
-async def _open_pool_and_tokenizer(config: Config, pool: EnginePool, stack: AsyncExitStack) -> Tokenizer:
-    """The tokenizer's folder may be known only from the engines: the model's own."""
-    folder = config.engine.tokenizer or config.engine.model
-    if folder is not None:
-        async with asyncio.TaskGroup() as tasks:
-            loading = tasks.create_task(asyncio.to_thread(Tokenizer.load, folder))
-            tasks.create_task(_start_pool(pool, stack))
-        return loading.result()
-    await _start_pool(pool, stack)
+def _folder_of(pool: EnginePool) -> str:
+    """The tokenizer's, where it is known only from the engines: the model's own."""
     folder = pool.engines[0].model_path
     if folder is None:
         raise ConfigError("engine.tokenizer must name a folder: the engines do not tell their model's")
-    return await asyncio.to_thread(Tokenizer.load, folder)
+    return folder
 
 
 async def _start_pool(pool: EnginePool, stack: AsyncExitStack) -> None:
@@ -155,9 +169,12 @@ async def _start_pool(pool: EnginePool, stack: AsyncExitStack) -> None:
     stack.push_async_callback(_within, POOL_CLOSE_S, pool.aclose)
 
 
-async def _start_rewards(rewards: RewardRunner, stack: AsyncExitStack) -> None:
+async def _start_rewards(rewards: RewardRunner, stack: AsyncExitStack, *, takes_over: bool) -> None:
     stack.push_async_callback(rewards.aclose)
-    await rewards.start()
+    if takes_over:
+        rewards.begin()
+    else:
+        await rewards.start()
 
 
 async def _within(limit_s: float, close: Callable[[], Awaitable[None]]) -> None:

@@ -156,6 +156,7 @@ class GeneratorDesk:
             lineage=self._core.lineage,
             weights=self._core.updates.weights,
             engines=self._core.roster.urls,
+            known_engines=self._core.roster.known,
             is_streamed=self._core.updates.is_streamed,
             step=self._core.announced.step if self._core.announced else 0,
         )
@@ -178,7 +179,7 @@ class GeneratorDesk:
         self._core.generator_is_up = True
         self._core.concurrency = message.concurrency
         self._core.evaluations.generator_is_up()
-        self._core.roster.generator_is_up()
+        self._core.roster.generator_is_up(message.known_engines)
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 

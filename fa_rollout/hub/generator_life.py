@@ -1,5 +1,8 @@
 """One life of the generator after the other: start by exec, watch, end.
 
+A spare may stand ready: a process that has loaded all that a generator needs, and that gets to know by
+`Resume` that it is one. It is begun when the generator at work is ready, and says nothing until then.
+
 Invariant: the next life starts only after `waitpid` of the last one and after what it had sent is read, so
 that two writers never share the ring.
 """
@@ -11,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,14 +27,39 @@ START_LIMIT_S = 300.0
 
 GENERATOR = "fa_rollout.generator"
 
+SPARE_AFTER_S = 1.0
+"""From a generator's being ready to the start of its spare."""
+
 RESTART_WINDOW_S = 600.0
 """Accidental ends are counted over this time."""
 
 
-class GeneratorLife:
-    """The generator process that runs now, and how often it had to be replaced."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A process that has the preamble, and the hub's end of its channel."""
 
-    def __init__(self, *, preamble: bytes, ring_fd: int, max_restarts: int, module: str = GENERATOR) -> None:
+    process: "subprocess.Popen[bytes]"
+    channel: Channel
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.channel.close()
+
+
+class GeneratorLife:
+    """The generator process that runs now, its spare, and how often it had to be replaced."""
+
+    def __init__(
+        self,
+        *,
+        preamble: bytes,
+        ring_fd: int,
+        max_restarts: int,
+        module: str = GENERATOR,
+        has_spare: bool = False,
+    ) -> None:
         """`module`: what is run by `python -m`."""
         self._module = module
         self._preamble = preamble
@@ -38,6 +67,9 @@ class GeneratorLife:
         self._max_restarts = max_restarts
         self._process: subprocess.Popen[bytes] | None = None
         self._ends: deque[float] = deque()
+        self._has_spare = has_spare
+        self._spare: _Started | None = None
+        self._spare_due_s: float | None = None
         self.channel: Channel | None = None
         self.pidfd: int | None = None
         self.last_heard_s = 0.0
@@ -53,7 +85,38 @@ class GeneratorLife:
         return self._process.pid if self._process else None
 
     def start(self, resume: Resume) -> Channel:
-        """Begin a life: a fresh interpreter in a session of its own, with ring and channel inherited."""
+        """Begin a life: the spare's where one stands ready, else a fresh one."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.process.poll() is not None:
+            spare.end()
+            spare = None
+        started = spare or self._spawn()
+        self._process, self.channel = started.process, started.channel
+        self.pidfd = open_pidfd(self._process.pid)
+        self.channel.queue(encode(resume))
+        self.last_heard_s = time.monotonic()
+        self.next_start_s = self._spare_due_s = None
+        self.is_ready = self.is_drained = False
+        return self.channel
+
+    def keep_spare(self, now_s: float) -> None:
+        """Begin a spare when it is time; one that has failed is left at that until the next life."""
+        if not self._has_spare or not self.is_ready or self._spare is not None:
+            return
+        if self._spare_due_s is None:
+            self._spare_due_s = now_s + SPARE_AFTER_S
+        elif now_s >= self._spare_due_s:
+            self._spare = self._spawn()
+
+    def dismiss_spare(self) -> None:
+        """No further life is wanted."""
+        self._has_spare = False
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
+    def _spawn(self) -> _Started:
+        """A fresh interpreter in a session of its own, with ring and channel inherited."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [
             *(sys.executable, "-m", self._module),
@@ -67,20 +130,16 @@ class GeneratorLife:
             ),
         ]
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(), self._ring_fd),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
             )
-        self.pidfd = open_pidfd(self._process.pid)
-        self.channel = Channel(ours)
-        self.channel.queue(self._preamble)
-        self.channel.queue(encode(resume))
-        self.last_heard_s = time.monotonic()
-        self.next_start_s = None
-        self.is_ready = self.is_drained = False
-        return self.channel
+        channel = Channel(ours)
+        channel.queue(self._preamble)
+        channel.flush()
+        return _Started(process=process, channel=channel)
 
     def heard(self, *, is_ready: bool) -> None:
         """It spoke; `is_ready` when that was to say that it is ready."""

@@ -7,6 +7,7 @@ begins with the engines that the last one had.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fa_rollout.hub.ageing import Note
 from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Refused, Reply
@@ -29,6 +30,8 @@ class Roster:
         self._note, self._warn, self._to_generator = note, warn, to_generator
         self.urls: list[str] = []
         """What a generator asks; empty: what the configuration says."""
+        self.known: list[dict[str, Any]] = []
+        """What a generator found out about engines, for the next one."""
         self._open: dict[int, _Wish] = {}
         self._last = 0
         self._is_up = False
@@ -59,9 +62,9 @@ class Roster:
             value = {"engines": message.engines, "concurrency": message.concurrency}
             wish.answer(Reply(request=wish.request, value=value))
 
-    def generator_is_up(self) -> None:
+    def generator_is_up(self, known: list[dict[str, Any]]) -> None:
         """A life begins: it gets what is open."""
-        self._is_up = True
+        self._is_up, self.known = True, known
         for wish in self._open.values():
             self._to_generator(wish.order)
 

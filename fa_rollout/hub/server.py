@@ -98,6 +98,7 @@ class Server:
             module=GENERATOR if plugin is None else plugin.module,
             ring_fd=self._segment.fd,
             max_restarts=config.run.generator_restarts,
+            has_spare=config.run.spare_generator and plugin is None,  # a plug-in needs its payload first
         )
         self._listener = listen(directory)
         self._reception = Reception(
@@ -163,6 +164,7 @@ class Server:
             ranks_by_s = now_s + RANKS_SHARE * grace_s if exit_code == 0 else now_s
             self._ending = Ending(exit_code=exit_code, text=text, ranks_by_s=ranks_by_s, by_s=now_s + grace_s)
             self._life.next_start_s = None
+            self._life.dismiss_spare()
             self._hub.stop(text)
 
     def _dismiss_generator(self) -> None:
@@ -185,6 +187,7 @@ class Server:
         if self._life.pid is not None:
             self._life.kill()
             self._end_generator()
+        self._life.dismiss_spare()
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
         self._metrics.close()
         self._progress.close()
@@ -298,3 +301,5 @@ class Server:
         elif life.pid is not None and life.is_silent(now_s, limit_s):
             self._hub.core.warn(f"the generator was silent for {limit_s:.0f} s and is replaced")
             life.kill()
+        elif self._ending is None:
+            life.keep_spare(now_s)

@@ -165,6 +165,7 @@ class States:
         self._core.log.write(
             "state", step=step, cursor=snapshot.state.cursor, unfinished=len(snapshot.state.unfinished)
         )
+        self._core.log.flush()  # a checkpoint counts groups that only the log names
         self._answer(snapshot, flow)
 
     def _answer(self, snapshot: _Snapshot, flow: Flow) -> None:

@@ -5,6 +5,7 @@ awaited in the loop, plain functions run in worker processes (or in the loop, wh
 they take microseconds). Once started, the function has been imported where it runs.
 """
 
+import asyncio
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -49,6 +50,14 @@ class RewardRunner:
         self._failures: Counter[FailureReason] = Counter()
         self._num_scored = 0
         self._num_in_progress = 0
+        self._starting: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Start beside other work: what is scored before the function is loaded waits for it.
+
+        What `start` would raise is raised by `score`.
+        """
+        self._starting = asyncio.create_task(self.start(), name="reward-start")
 
     async def start(self) -> None:
         """Load the function where it will run.
@@ -85,7 +94,10 @@ class RewardRunner:
 
         Raises:
             RewardWorkersLost: worker processes cannot be started any more.
+            ConfigError: the function, whose load `begin` began, cannot be loaded.
         """
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
         assert self._scorer is not None, "start() comes first"
         self._num_in_progress += len(samples)
         try:
@@ -101,6 +113,9 @@ class RewardRunner:
 
     async def aclose(self) -> None:
         """End what runs, within two seconds; its samples get `FailureReason.CLOSED`. Idempotent."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         if self._scorer is not None:
             await self._scorer.close()
         if self._remote is not None:

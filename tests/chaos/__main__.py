@@ -12,17 +12,19 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos import ledger, truth
-from tests.chaos.job import Job
+from tests.chaos.job import POLICIES, Job
 from tests.chaos.storm import Account, Storm
 
 
-def weather(folder: Path, *, seed: int, num_steps: int, num_strikes: int) -> Account:
+def weather(
+    folder: Path, *, seed: int, num_steps: int, num_strikes: int, policy: str | None = None
+) -> Account:
     """One job from its first step to its last, through a storm; then everything is checked.
 
     Raises:
         AssertionError: a rule is broken; the folder has the log, the ranks' notes and the launches' output.
     """
-    with Job(folder, num_steps=num_steps, seed=seed) as job:
+    with Job(folder, num_steps=num_steps, seed=seed, policy=policy) as job:
         account = Storm(job, seed=seed, num_strikes=num_strikes).run()
         settled = ledger.check(truth.read_events(job.folder))
         samples = truth.trained_samples(job)
@@ -31,6 +33,7 @@ def weather(folder: Path, *, seed: int, num_steps: int, num_strikes: int) -> Acc
         truth.check_truth(job, samples)
         left = [path.name for path in (job.folder / "tmp").iterdir() if path.name.startswith("fa_rollout-")]
         assert len(left) <= account.struck["launcher SIGKILL"], f"folders of dead runs are left: {left}"
+        assert job.policy != "wait" or not settled, f"under wait all is trained: {settled}"
         account.untrained.update(re.sub(r"\d+", "N", why)[:100] for why in settled.values())
     return account
 
@@ -41,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=24, help="of each job")
     parser.add_argument("--strikes", type=int, default=12, help="kills and stops in each job")
+    parser.add_argument("--policy", choices=sorted(set(POLICIES)), help="of all jobs (default: by seed)")
     parser.add_argument("--keep", type=Path, help="folder for the files of failed jobs")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended on the way out
@@ -53,7 +57,13 @@ def main() -> int:
         folder, started_s = keep / str(seed), time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            account = weather(folder, seed=seed, num_steps=options.steps, num_strikes=options.strikes)
+            account = weather(
+                folder,
+                seed=seed,
+                num_steps=options.steps,
+                num_strikes=options.strikes,
+                policy=options.policy,
+            )
         except Exception:
             num_failed += 1
             print(f"seed {seed} failed, its files are in {folder}", flush=True)

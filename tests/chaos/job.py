@@ -71,10 +71,14 @@ generator_restarts = 100
 class Job:
     """Files and engines of one job."""
 
-    def __init__(self, folder: Path, *, num_steps: int, seed: int, num_engines: int = 2) -> None:
+    def __init__(
+        self, folder: Path, *, num_steps: int, seed: int, num_engines: int = 2, policy: str | None = None
+    ) -> None:
+        """`policy`: None: by the seed."""
         self.folder, self.num_steps, self.seed = folder, num_steps, seed
         dice = random.Random(seed)
-        self.policy = dice.choice(POLICIES)
+        by_seed = dice.choice(POLICIES)
+        self.policy = policy or by_seed
         protocol = dice.choice(PROTOCOLS)
         for name in ("steps", "tmp"):
             (folder / name).mkdir(parents=True)

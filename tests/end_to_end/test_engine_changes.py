@@ -127,10 +127,12 @@ def test_a_generator_that_takes_over_knows_who_joined(start: Callable[..., Run],
     with ScriptedEngine.start(SCRIPT) as first, ScriptedEngine.start(SCRIPT) as second:
         run = start(engine={"urls": [first.url], "tokenizer": str(tmp_path / "model")})
         run.reached(2)
+        run.hold()
         assert run.engines("add", second.url).returncode == 0
         assert run.engines("remove", first.url, "--drain", "0").returncode == 0
         first.stop()
         run.child("fa_rollout.generator").kill()
+        run.hold(is_held=False)
         run.assert_complete()
 
 
@@ -159,5 +161,7 @@ def test_launched_engines_serve_a_run_and_one_that_dies_for_good_is_done_without
 def test_several_embedded_engines_serve_a_run(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start(engine={"model": str(tmp_path / "model")}, launch={"number": 2})
     run.reached(1)
-    assert run.engines("list").stdout.count("ok") == 2
+    run.hold()
+    run.until(lambda: run.engines("list").stdout.count("ok") == 2)
+    run.hold(is_held=False)
     run.assert_complete()

@@ -108,7 +108,7 @@ class Rig:
         }
 
     def generator(self) -> psutil.Process:
-        """The generator that lives now."""
+        """The generator at work; its spare is younger."""
         found: list[psutil.Process] = []
 
         def look() -> bool:
@@ -120,7 +120,7 @@ class Rig:
             return bool(found)
 
         self.until(look)
-        return found[0]
+        return min(found, key=lambda process: process.create_time())
 
     def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -65,10 +65,12 @@ class Launch:
         return self
 
     def child(self, word: str) -> psutil.Process:
-        """The process below the launcher whose command line has this word."""
+        """The process below the launcher with this word on its command line; of generators the one at work,
+        which is older than its spare."""
         self.look()
-        (found,) = [p for p in self.seen.values() if p.is_running() and word in p.cmdline()]
-        return found
+        found = [p for p in self.seen.values() if p.is_running() and word in p.cmdline()]
+        assert len(found) == 1 or word == "fa_rollout.generator", found
+        return min(found, key=lambda process: process.create_time())
 
     def end(self, timeout_s: float = DEADLINE_S) -> int:
         """The exit code; whatever was seen below the launcher must be gone, and its folder with it."""

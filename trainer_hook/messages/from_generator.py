@@ -18,6 +18,8 @@ class GeneratorReady(Message):
     """Engines tell the version of every token."""
     concurrency: int
     """Samples that the engines take at once."""
+    known_engines: list[dict[str, Any]] = []
+    """What was found out about them, for the next life."""
     model_path: str | None = None
     """Folder of the weights that the engines started with, where all of them tell the same."""
 

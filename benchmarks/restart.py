@@ -1,0 +1,222 @@
+"""The generator is killed under a live trainer: how soon new groups start, and whether the trainer notices.
+
+    python -m benchmarks.restart [--json OUT] [--quick]
+
+Each row is a run of its own: a scripted engine, a trainer that works a set time a step, and one SIGKILL of
+the generator in the middle. Times are from the kill, on the clock of the event log:
+
+    noticed     the hub has reaped it, and has given its groups back
+    ready       the next life has its data, its tokenizer and the engines
+    dispatched  the first group of the next life has left for an engine
+    trainer     the longest wait for a batch, from the kill on (0: the backlog lasted)
+
+Rows: plain user code; a reward that imports torch; a custom generate function that imports torch; each with
+and without a spare, a process that stands ready to take over (`run.spare_generator`).
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.engines.tiny_model import write_tiny_model
+from trainer_hook import EndOfData, TrainerHook
+
+GROUPS_PER_STEP, SAMPLES_PER_GROUP = 8, 4
+STALENESS = 4
+TRAIN_S = 0.6
+KILL_AT_STEP = 4
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "
+_DEADLINE_S = 90.0
+
+USER_CODE = """
+{imports}
+
+def reward(sample):
+    return float(len(sample.response_ids))
+
+async def generate(context, sample, sampling_params):
+    turn = await context.generate(sample.prompt_ids, sampling_params)
+    context.append_turn(sample, turn)
+    return sample
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One kind of run."""
+
+    name: str
+    imports: str = ""
+    generate: bool = False
+    spare: bool = True
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """All kinds."""
+    kinds = [
+        {"name": "plain"},
+        {"name": "torch in the reward", "imports": "import torch"},
+        {"name": "torch in generate", "imports": "import torch", "generate": True},
+    ]
+    return [Row(**kind, spare=spare) for kind in kinds[: 1 if quick else None] for spare in (True, False)]
+
+
+# --- the trainer, in a process of its own ---------------------------------------------------------------
+
+
+def train(output: Path) -> None:
+    """Train every step, and write down when each batch was asked for and when it came."""
+    with TrainerHook.attach() as hook, output.open("a") as notes:
+        while True:
+            asked_s = time.monotonic()
+            try:
+                with hook.next_batch() as batch:
+                    got_s = time.monotonic()
+                    notes.write(json.dumps({"step": batch.step, "asked_s": asked_s, "got_s": got_s}) + "\n")
+                    notes.flush()
+                    time.sleep(TRAIN_S)
+                with hook.update_weights():
+                    pass
+            except EndOfData:
+                return
+
+
+# --- the measurement ------------------------------------------------------------------------------------
+
+
+def measure(row: Row) -> dict[str, float]:
+    """One run with one kill."""
+    script = Script(
+        vocab_size=3 + len(CHARACTERS),
+        lengths=Lengths(kind="lognormal", tokens=60, sigma=0.6, low=1, high=400, seed=1),
+        tokens_per_s=150.0,
+    )
+    with tempfile.TemporaryDirectory() as name, ScriptedEngine.start(script) as engine:
+        folder = Path(name)
+        config = _write_config(folder, row, engine.url)
+        notes = folder / "steps.jsonl"
+        command = [sys.executable, "-m", "fa_rollout.cli", "run", str(config)]
+        command += ["--", sys.executable, "-m", "benchmarks.restart", "--trainer", str(notes)]
+        path = os.pathsep.join([str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": path}
+        launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
+        try:
+            _await(lambda: len(_lines(notes)) > KILL_AT_STEP)
+            killed_s = time.monotonic()
+            _generator(launcher.pid).kill()
+            assert launcher.wait(_DEADLINE_S) == 0, f"a run must end well, found code {launcher.returncode}"
+        finally:
+            if launcher.poll() is None:
+                launcher.terminate()
+                launcher.wait(_DEADLINE_S)
+        return _figures(_lines(folder / "events.jsonl"), _lines(notes), killed_s)
+
+
+def _figures(events: list[dict[str, Any]], steps: list[dict[str, Any]], killed_s: float) -> dict[str, float]:
+    after = [event for event in events if event["t"] >= killed_s]
+
+    def first(kind: str) -> float:
+        return float(next(event["t"] for event in after if event["event"] == kind) - killed_s)
+
+    waits = [step["got_s"] - step["asked_s"] for step in steps if step["got_s"] >= killed_s]
+    counts = events[-1]["counts"]
+    assert counts["failed"] == counts["dropped"] == 0, counts
+    return {
+        "noticed_s": first("generator_died"),
+        "ready_s": first("generator_ready"),
+        "dispatched_s": next(
+            event["t"] - killed_s
+            for event in after
+            if event["event"] == "dispatched" and event["t"] - killed_s > first("generator_ready")
+        ),
+        "trainer_waited_s": max(waits),
+    }
+
+
+def _generator(launcher_pid: int) -> psutil.Process:
+    """The one at work is older than its spare."""
+    below = psutil.Process(launcher_pid).children(recursive=True)
+    lives = [process for process in below if "fa_rollout.generator" in process.cmdline()]
+    return min(lives, key=lambda process: process.create_time())
+
+
+def _await(condition: Any) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "a run must reach its first steps"
+        time.sleep(0.02)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _write_config(folder: Path, row: Row, url: str) -> Path:
+    write_tiny_model(folder / "model", characters=CHARACTERS)
+    prompts = (json.dumps({"prompt": f"prompt {place}"}) for place in range(1 << 10))
+    (folder / "prompts.jsonl").write_text("\n".join(prompts))
+    (folder / "user_code.py").write_text(USER_CODE.format(imports=row.imports))
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"path": str(folder / "prompts.jsonl")},
+        "rollout": {
+            "num_steps": 14,
+            "groups_per_step": GROUPS_PER_STEP,
+            "samples_per_group": SAMPLES_PER_GROUP,
+            "staleness": STALENESS,
+        },
+        "reward": {"function": "user_code:reward"},
+        "engine": {"urls": [url], "tokenizer": str(folder / "model")},
+        "run": {"output_dir": str(folder), "spare_generator": row.spare},
+    }
+    if row.generate:
+        sections["rollout"]["generate"] = "user_code:generate"
+    text = "\n".join(
+        f"[{name}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in section.items())
+        for name, section in sections.items()
+    )
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """All rows, printed as they come and written as one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--quick", action="store_true", help="fewer rows, one run each")
+    parser.add_argument("--trainer", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.trainer:
+        train(options.trainer)
+        return
+    results = []
+    for row in rows(quick=options.quick):
+        runs = [measure(row) for _ in range(1 if options.quick else 3)]
+        figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        worst = {
+            f"{name}_max": max(run[name] for run in runs) for name in ("dispatched_s", "trainer_waited_s")
+        }
+        results.append(asdict(row) | {"results": figures | worst})
+        shown = " ".join(f"{name}={value:.3f}" for name, value in (figures | worst).items())
+        print(f"{row.name:20} spare={row.spare!s:5} {shown}", flush=True)
+    if options.json:
+        host = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        report = {"benchmark": "restart", "quick": options.quick, "host": host, "rows": results}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
