@@ -131,10 +131,18 @@ class Membership:
                 f"{engine.url} must hold version {label!r} to join: the trainer pushes weights by itself, "
                 "and nobody here can give them to it"
             )
-        while not await self.recovery.is_ready(engine) or self.recovery.must_wait:
-            if time.monotonic() > until:
-                raise ControlFailed(f"{engine.url} must take the current weights in time, and did not")
-            await asyncio.sleep(self.policy.probe_interval_s)
+        if self.recovery.weights is not None and self.recovery.weights.is_streamed:
+            self.fleet.newcomers[engine.url] = engine  # the next stream brings it the weights
+        try:
+            while not await self.recovery.is_ready(engine) or self.recovery.must_wait:
+                if time.monotonic() > until:
+                    raise ControlFailed(
+                        f"{engine.url} must take the current weights in time, and did not; where they come "
+                        "without files (trainer.publish), that is at the next hook.update_weights()"
+                    )
+                await asyncio.sleep(self.policy.probe_interval_s)
+        finally:
+            self.fleet.newcomers.pop(engine.url, None)
 
 
 async def _emptied(lane: Lane, limit_s: float) -> None:
