@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import faulthandler
 import gc
-import logging
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -110,20 +108,20 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     await bring_to_version(parts.pool, resume)
     return generator
+
+
 async def _resume(link: HubLink) -> Resume:
     resume = await link.receive()
     assert isinstance(resume, Resume), "the hub's first message is Resume"
     return resume
 
 
-
-
 async def _tell(link: HubLink, message: Message) -> None:
     """A spare that fails ends without a word: the next life will find out what is wrong."""
-            await link.resumed()
-            link.send(message)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
+            await link.resumed()
+            link.send(message)
             await link.flushed()
 
 
