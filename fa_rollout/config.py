@@ -12,7 +12,6 @@ import msgspec
 from fa_rollout.misspelt import explained
 from fa_rollout.quantities import Bytes, QuantityError, Seconds, with_plain_quantities
 from shm.errors import FaRolloutError
-from trainer_hook.messages import Via
 from trainer_hook.record import COLUMNS, ExtraColumn
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -219,7 +218,7 @@ class Trainer(_Section):
     INFO; 0: none."""
     pause_lease_s: Seconds = 600.0
     """Engines paused for an update go on by themselves after this."""
-    publish: Via = Via.DISK
+    publish: Literal["disk", "tensor", "distributed"] = "disk"
     """How `update.push(model)` hands weights over: `"disk"` by files that the engines load, `"tensor"` inside
     of HTTP requests, `"distributed"` by broadcasts in a group with the engines (NCCL; gloo on a CPU)."""
     bucket_bytes: Bytes = 512 << 20

@@ -60,7 +60,7 @@ class RankDesk:
             num_steps=rollout.num_steps,
             weights_dir=str(self._core.weights_dir),
             stall_s=self._core.config.trainer.stall_s,
-            publish=self._core.config.trainer.publish,
+            publish=m.Via(self._core.config.trainer.publish),
             bucket_bytes=self._core.config.trainer.bucket_bytes,
             spool_dir=str(self._core.spool_dir),
             checkpoint_bytes=self._core.config.trainer.checkpoint_bytes,
