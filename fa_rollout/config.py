@@ -211,6 +211,10 @@ class Trainer(_Section):
     """Data-parallel ranks; None: what the first attaching rank says."""
     max_tokens_per_micro_batch: Positive | None = None
     """None: one micro-batch a rank and step."""
+    remainder: Literal["fill", "carry"] = "fill"
+    """Where a step has fewer samples than its ranks need micro-batches, `fill`: fillers without loss stand in;
+    `carry`: its youngest groups go to the next step, so that none is needed, if they may still be trained
+    then. A run's last step is filled."""
     stall_s: Seconds = 600.0
     """Longest wait for a batch."""
     progress_s: Seconds = 10.0
@@ -241,13 +245,13 @@ class Run(_Section):
     grace_s: Seconds = 10.0
     generator_restarts: NotNegative = 5
     """Lives of the generator that may end by accident within ten minutes."""
+    spare_generator: bool = True
+    """A second process stands ready to take over from a generator that dies: it has the data, the tokenizer
+    and your code loaded, and takes their memory once more."""
     replay: str | None = None
     """The `events.jsonl` of a run with the same data: its steps are given out again, the same groups to the
     same ranks in the same order."""
     heartbeat_s: Seconds = 10.0
-    spare_generator: bool = True
-    """A second process stands ready to take over from a generator that dies: it has the data, the tokenizer
-    and your code loaded, and takes their memory once more."""
     """A generator silent for so long is taken for stopped and is replaced; a hub, and the run is over."""
 
 

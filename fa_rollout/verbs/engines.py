@@ -29,7 +29,9 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("action", choices=("list", "add", "remove"))
     parser.add_argument("urls", metavar="URL", nargs="*", help="host:port or http://host:port")
-    parser.add_argument("--run", metavar="NAME", help="of several runs this one, by name, output folder or pid")
+    parser.add_argument(
+        "--run", metavar="NAME", help="of several runs this one, by name, output folder or pid"
+    )
     parser.add_argument("--drain", type=float, default=60.0, metavar="S", help="(default: %(default)g)")
     parser.set_defaults(call=call, takes_command=False)
 
