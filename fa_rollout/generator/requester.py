@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_rollout.client.completion import Completion
+from fa_rollout.client.completion import Completion, empty_abort
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.gate import Gate
@@ -198,6 +198,9 @@ class Requester:
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
             self._pool.recheck_versions()
+            if self._book.follows:  # its weights are not ours to renew: it may answer later, or another now
+                self.counts.discarded_tokens += len(completion.output_ids)
+                return empty_abort(completion.engine)
         draft.add(completion, spans)
         return completion
 

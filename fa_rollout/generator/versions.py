@@ -30,6 +30,8 @@ class VersionBook:
     """The newest that any engine may hold; above `published` while an update is under way."""
     follows: bool = False
     """Somebody else gives the engines their weights: what they say of themselves counts."""
+    has_numbers: bool = False
+    """An engine that is followed has told a number."""
 
     def __post_init__(self) -> None:
         self.announced = max(self.announced, self.published)
@@ -51,18 +53,20 @@ class VersionBook:
     def follow(self, labels: Labels, *, num_tokens: int) -> tuple[VersionSpan, ...]:
         """Spans as the engine told them, for engines whose weights somebody else replaces.
 
-        He ends every request before he does, so that one label is true of a whole answer. An engine that was
-        never given weights has those of the version published first.
+        He ends every request before he does, so that one label is true of a whole answer. An engine that
+        tells no number has the weights of its own start. As long as none ever told one these are the current
+        ones; if others did, it was started anew, and they are unknown.
         """
         ends = [end for _, end in labels]
         if num_tokens == 0:
             return ()
         if not ends or ends[-1] != num_tokens:
             return (VersionSpan(UNKNOWN_VERSION, num_tokens),)
+        of_start = UNKNOWN_VERSION if self.has_numbers else self.published
         numbers = [
-            self.published if label in _NEVER_UPDATED else parse_label(label, self.lineage)
-            for label, _ in labels
+            of_start if label in _NEVER_UPDATED else parse_label(label, self.lineage) for label, _ in labels
         ]
+        self.has_numbers |= any(label not in _NEVER_UPDATED for label, _ in labels)
         self.confirm(max(self.published, *numbers))
         return merge_spans(zip(numbers, ends, strict=True))
 

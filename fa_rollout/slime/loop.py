@@ -40,8 +40,9 @@ from trainer_hook import messages as m
 
 logger = logging.getLogger(__name__)
 
-MAX_STALLS = 100
-"""Aborts in a row without a token: each update of slime's may bring one to a request that waits its turn."""
+MAX_STALLS = 600
+"""Answers in a row without a token, at two seconds each in the end. Each update of slime's may bring one to a
+request that waits its turn, and an engine that was started anew gives nothing else until it is updated."""
 _FIRST_WARNING = 16
 """Restarts; the next warning comes at twice as many."""
 

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.slime import rollout
+from tests.generator.hub_end import VOCAB_SIZE
 from tests.slime.conftest import ROOT, STANDIN
 from tests.slime.kit import (
     CODE,
@@ -135,6 +137,32 @@ def test_an_engine_that_fails_for_a_while_costs_no_group(tmp_path: Path, engines
     manager = Manager(arguments(tmp_path, router, num_rollout=3, rollout_num_engines=2))
     train_async(manager, made, steps=range(3))
     assert sorted(manager.trained) == list(range(12))
+
+
+def test_an_engine_that_was_started_anew_is_not_taken_for_current(tmp_path: Path, engines: Engines) -> None:
+    slow: dict[str, Any] = {"lengths": Lengths(tokens=30), "tokens_per_s": 100.0}
+    made, router = engines(2, **slow)
+    manager = Manager(arguments(tmp_path, router, rollout_num_engines=2))
+
+    def start_anew(step: int) -> None:
+        if step != 2:
+            return
+        made[1].stop()
+        port = int(made[1].url.rpartition(":")[2])
+        made[1] = ScriptedEngine.start(vocab_size=VOCAB_SIZE, port=port, **slow)
+        deadline_s = time.monotonic() + 60
+        while not made[1].requests("/generate"):
+            assert time.monotonic() < deadline_s, "the router finds it again"
+            time.sleep(0.05)
+
+    try:
+        train_async(manager, made, steps=range(6), meanwhile=start_anew)
+    finally:
+        made[1].stop()
+    assert sorted(manager.trained) == list(range(24))
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+        assert "default" not in sample.weight_versions, "its weights are those of its start"
 
 
 @pytest.mark.parametrize("loop", [train_async, train_sync])

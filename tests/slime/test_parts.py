@@ -1,10 +1,12 @@
 """The plug-in's pure parts: versions by slime's order of calls, prompts, sidecars, options, wire."""
 
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from slime.rollout.data_source import DataSource
 from slime.utils.types import Sample
@@ -156,6 +158,15 @@ def test_options_come_from_arguments_before_the_environment() -> None:
     assert options == Options(staleness=2, arrays=True)
     with pytest.raises(ConfigError, match="fa_rollout_on_error"):
         read_options(SimpleNamespace(fa_rollout_on_eror="retry"), {})
+
+
+def test_the_page_has_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "slime.md").read_text()
+    rows = dict(re.findall(r"^\| `fa_rollout_(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    assert rows.keys() == set(Options.__struct_fields__)
+    for name, default in msgspec.structs.asdict(Options()).items():
+        if default is not None:
+            assert rows[name].strip("`") == str(default).lower().removesuffix(".0"), name
 
 
 def test_every_set_of_arguments_makes_a_configuration_that_is_taken(tmp_path: Path) -> None:

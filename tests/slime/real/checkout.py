@@ -4,7 +4,9 @@
 interpreter that has what slime's CPU tests need, Ray and sglang-router included.
 """
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,3 +47,34 @@ def options(model: Path, *, batch: int, num_samples: int) -> list[str]:
         *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "32768", "--sglang-server-concurrency", "8"),
         *("--custom-rm-path", "tests.slime.real.plugins.reward"),
     ]
+
+
+def write_model(folder: Path) -> Path:
+    """A tokenizer, a shape and some prompts, as slime reads them."""
+    code = (
+        "import sys; from tokenizers import Tokenizer, models, pre_tokenizers\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "letters = pre_tokenizers.ByteLevel.alphabet()\n"
+        "words = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(letters))}, merges=[]))\n"
+        "words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)\n"
+        "PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(sys.argv[1])\n"
+    )
+    subprocess.run([PYTHON, "-c", code, str(folder)], check=True, env=environment())
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "vocab_size": 300,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 10000,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(shape))
+    rows = [{"text": f"{i:05d} is the number of this prompt", "label": str(i)} for i in range(400)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
+    return folder

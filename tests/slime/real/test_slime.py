@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ class Training:
 
     def steps(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 200
+        while not condition():
+            assert time.monotonic() < deadline_s, self.output.read_text()[-6000:]
+            assert self.process.poll() is None, self.output.read_text()[-6000:]
+            time.sleep(0.1)
 
     def below(self, word: str) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
@@ -100,15 +108,58 @@ def test_every_prompt_is_trained_once_with_evaluation_and_two_ranks(
 def test_a_killed_generator_costs_no_prompt(tmp_path: Path, model: Path, engines: Any) -> None:
     made = engines(1, tokens_per_s=150.0)
     run = Training(tmp_path, model, made, "--num-rollout", "6", "--partial-rollout")
-    deadline_s = time.monotonic() + 200
-    while len(run.steps()) < 2:
-        assert time.monotonic() < deadline_s, run.output.read_text()[-6000:]
-        assert run.process.poll() is None, run.output.read_text()[-6000:]
-        time.sleep(0.1)
+    run.until(lambda: len(run.steps()) >= 2)
     for process in run.below("fa_rollout.slime.generator"):
         process.kill()
     assert sorted(trained(run.wait())) == list(range(6 * BATCH * NUM_SAMPLES))
     assert "start again with the next one" in run.output.read_text()
+
+
+def test_an_engine_that_is_killed_and_started_anew_costs_no_prompt(
+    tmp_path: Path, model: Path, engines: Any
+) -> None:
+    made = engines(2, tokens_per_s=150.0)
+    more = ["--num-rollout", "5", "--partial-rollout"]
+    # Long enough that no update, by which slime itself would fail, meets the gap.
+    run = Training(tmp_path, model, made, *more, FA_ROLLOUT_TEST_TRAIN_S="6")
+    run.until(lambda: len(made[1].requests("/continue_generation")) == 2)
+    port = int(made[1].url.rpartition(":")[2])
+    made[1].process.kill()
+    made[1].process.wait()
+    engines(1, tokens_per_s=150.0, port=port)
+    assert sorted(trained(run.wait())) == list(range(5 * BATCH * NUM_SAMPLES))
+
+
+def test_replays_seeds_and_sessions_go_through_slimes_own_steps(
+    tmp_path: Path, model: Path, engines: Any
+) -> None:
+    (engine,) = engines(1, tokens_per_s=150.0, experts=(2, 2))
+    # slime's image has a router of its own build, which passes on what the public one leaves out.
+    router = ScriptedEngine.start(Script(workers=[engine.url], router_drops=False))
+    host, port = router.url.removeprefix("http://").split(":")
+    more = [
+        *(
+            "--num-rollout",
+            "3",
+            "--partial-rollout",
+            "--rollout-top-p",
+            "0.9",
+            "--use-rollout-routing-replay",
+        ),
+        *("--sglang-router-ip", host, "--sglang-router-port", port, "--router-policy", "consistent_hashing"),
+        "--sglang-enable-deterministic-inference",
+    ]
+    try:
+        steps = Training(tmp_path, model, [engine], *more).wait()
+    finally:
+        router.stop()
+    assert sorted(trained(steps)) == list(range(3 * BATCH * NUM_SAMPLES))
+    for step in steps:
+        assert all(step["kept"])
+        assert step["experts"] == [[length - 1, 2, 2] for length in step["lengths"]]
+    asked = [r for r in engine.requests("/generate") if r.rid and "-m" in r.rid]
+    assert len({r.body["sampling_params"]["sampling_seed"] for r in asked}) == NUM_SAMPLES
+    assert len({r.routing_key for r in asked}) == 3 * BATCH * NUM_SAMPLES
 
 
 def test_save_and_resume_lose_nothing(tmp_path: Path, model: Path, engines: Any) -> None:
@@ -133,6 +184,7 @@ def test_fan_out_and_the_fast_conversion_go_through_slimes_own_steps(
     steps = Training(tmp_path, model, made, "--num-rollout", "3", "--partial-rollout", *more).wait()
     counts = {index: trained(steps).count(index) for index in trained(steps)}
     assert counts == dict.fromkeys(range(3 * BATCH * NUM_SAMPLES), 2)
+    assert all(step["types"] == ["Tensor"] for step in steps), "trainers have ordinary tensors"
 
 
 def test_an_exception_of_a_reward_ends_the_training_with_its_traceback(

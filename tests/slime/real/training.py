@@ -45,12 +45,15 @@ class Actor(RayActor):
 
     def train(self, rollout_id: int, data_ref: Any, external_data: Any = None) -> None:
         data = process_rollout_data(self.args, data_ref, self.rank, self.world_size)
-        time.sleep(0.3)
+        time.sleep(float(os.environ.get("FA_ROLLOUT_TEST_TRAIN_S", "0.3")))
         line = {
             "step": rollout_id,
             "indices": data["sample_indices"],
             "lengths": [len(tokens) for tokens in data["tokens"]],
             "masks": [int(mask.sum()) for mask in data["loss_masks"]],
+            "types": sorted({type(tensor).__name__ for tensor in data["tokens"]}),
+            "kept": [len(ids) for ids in data.get("rollout_top_p_token_ids", [])],
+            "experts": [list(experts.shape) for experts in data.get("rollout_routed_experts", [])],
         }
         with open(os.environ["FA_ROLLOUT_TEST_LOG"], "a") as log:
             log.write(json.dumps(line) + "\n")
