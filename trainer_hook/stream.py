@@ -12,8 +12,10 @@ goes on, since other ranks take part in it.
 
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -191,10 +193,31 @@ class BroadcastStream(Stream):
                 backend=self._backend,
             )
         )
-        self.group = UpdateGroup.join(
-            store, name=name, rank=0, world_size=1 + audience.num_workers, backend=self._backend
+        size = 1 + audience.num_workers
+        self.group = self._joined(
+            lambda: UpdateGroup.join(store, name=name, rank=0, world_size=size, backend=self._backend)
         )
         self._finish()
+
+    def _joined(self, join: Callable[[], UpdateGroup]) -> UpdateGroup:
+        """The group, once all have met; a refusal of the engines, who then do not come, ends the wait."""
+        meeting: Future[UpdateGroup] = Future()
+
+        def meet() -> None:
+            try:
+                meeting.set_result(join())
+            except BaseException as error:  # handed to who waits
+                meeting.set_exception(error)
+
+        # A thread, since nothing interrupts torch's wait; one that is left alone ends by its deadline
+        threading.Thread(target=meet, name="update group", daemon=True).start()
+        while not meeting.done():
+            assert self._pending is not None
+            if self._engines.has_ended(self._pending):
+                self._finish()
+                break
+            time.sleep(_POLL_S)
+        return meeting.result()
 
     def _send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
         assert self.group is not None

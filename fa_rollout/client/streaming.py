@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from fa_rollout.client import control
+from fa_rollout.client import control, pieces
 from fa_rollout.client.engine import Engine
 from fa_rollout.client.errors import ControlFailed, ControlRefused
 from fa_rollout.client.fleet import Fleet
@@ -46,7 +46,7 @@ class WeightStream:
         self._num_workers = num_workers
         self._members: list[Engine] | None = None
         """Engines that have taken every part so far; None when no stream is open."""
-        self._bracketed: set[str] = set()
+        self._sessions = pieces.Sessions()
         self._label: str | None = None
         """Told by every engine that took all of the last stream."""
         self._group: tuple[str, frozenset[str]] | None = None
@@ -70,7 +70,7 @@ class WeightStream:
         everyone = await self._fleet.everyone()
         self._members = [engine for engine in everyone if engine.url not in self._fleet.lost]
         try:
-            await self._each(lambda engine: _empty(engine, mode), may_be_none=True)
+            await self._each(lambda engine: pieces.make_ready(engine, mode), may_be_none=True)
         except ControlRefused:
             self._members = self._members if was_open else None
             raise
@@ -95,7 +95,7 @@ class WeightStream:
         members = self._open_members()
         self._group = None
         if stage.former is not None:
-            await asyncio.gather(*(_destroy_group(engine, stage.former) for engine in members))
+            await asyncio.gather(*(pieces.destroy_group(engine, stage.former) for engine in members))
         offsets, size = {}, 1
         for engine in members:
             offsets[engine.url] = size
@@ -124,13 +124,12 @@ class WeightStream:
         for engine in self._open_members():
             count = self._num_workers(engine.url)
             if count not in bodies:
-                bodies[count] = await asyncio.to_thread(_tensor_body, encoded, count)
+                bodies[count] = await asyncio.to_thread(pieces.tensor_body, encoded, count)
 
         async def take(engine: Engine) -> None:
             body = bodies[self._num_workers(engine.url)]
             limit_s = self._policy.update_timeout_s
-            answer = await engine.call_raw("/update_weights_from_tensor", body, timeout_s=limit_s)
-            _check(engine, answer)
+            pieces.check(engine, await engine.call_raw(pieces.TENSORS, body, timeout_s=limit_s))
 
         await self._each(take)
 
@@ -159,7 +158,7 @@ class WeightStream:
         """
 
         async def finish(engine: Engine) -> None:
-            await self._end_bracket(engine)
+            await self._sessions.end(engine, limit_s=self._policy.update_timeout_s)
             await control.set_label(engine, label)
 
         await self._each(finish)
@@ -201,7 +200,7 @@ class WeightStream:
         group, self._group = self._group, None
         if group is not None:
             engines = await self._fleet.refresh()
-            await asyncio.gather(*(_destroy_group(engine, group[0]) for engine in engines))
+            await asyncio.gather(*(pieces.destroy_group(engine, group[0]) for engine in engines))
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -209,7 +208,7 @@ class WeightStream:
         """Engines that were lost and can take part. What they cannot is no error: they stay lost."""
 
         async def prepare(engine: Engine) -> None:
-            await _empty(engine, mode)
+            await pieces.make_ready(engine, mode)
             await self._begin(engine)
 
         outcomes = await self._outcomes(await self._fleet.returning(), prepare)
@@ -224,34 +223,14 @@ class WeightStream:
         if await control.version_of(engine) not in (self._label, control.IN_PIECES):
             self._group = None  # it was started anew since, and a broadcast without a group would end it
         await control.set_label(engine, control.IN_PIECES)
-        try:
-            await self._begin_bracket(engine)
-        except ControlRefused as error:
-            if error.status != 404:
-                raise
-
-    async def _begin_bracket(self, engine: Engine) -> None:
-        limit_s = self._policy.update_timeout_s
-        try:
-            await engine.call("POST", "/begin_weight_update", {}, timeout_s=limit_s)
-        except ControlRefused as error:
-            if "already open" not in str(error):
-                raise
-            await engine.call("POST", "/end_weight_update", {}, timeout_s=limit_s)
-            await engine.call("POST", "/begin_weight_update", {}, timeout_s=limit_s)
-        self._bracketed.add(engine.url)
-
-    async def _end_bracket(self, engine: Engine) -> None:
-        if engine.url in self._bracketed:
-            self._bracketed.discard(engine.url)
-            await engine.call("POST", "/end_weight_update", {}, timeout_s=self._policy.update_timeout_s)
+        await self._sessions.begin(engine, limit_s=self._policy.update_timeout_s)
 
     async def _let_go(self, engine: Engine) -> None:
         try:
             await control.set_label(engine, control.IN_PIECES)
-            await self._end_bracket(engine)
+            await self._sessions.end(engine, limit_s=self._policy.control_timeout_s)
         except ControlFailed as error:
-            _LOG.info("event=bracket_left_open endpoint=%s error=%s", engine.url, error)
+            _LOG.info("event=session_left_open endpoint=%s error=%s", engine.url, error)
 
     async def _together(
         self, path: str, payload: Callable[[Engine], dict[str, Any]], *, limit_s: float = GROUP_TIMEOUT_S
@@ -260,7 +239,7 @@ class WeightStream:
 
         async def take(engine: Engine) -> None:
             answer = await engine.call("POST", path, payload(engine), timeout_s=limit_s + _GRACE_S)
-            _check(engine, answer)
+            pieces.check(engine, answer)
 
         num_members = len(self._open_members())
         try:
@@ -307,29 +286,3 @@ class WeightStream:
             return engine, None
 
         return await asyncio.gather(*map(one, engines))
-
-
-async def _empty(engine: Engine, mode: str) -> None:
-    """It stands still, also if it was not there for the pause, and keeps nothing of its old weights."""
-    await engine.call("POST", "/pause_generation", {"mode": mode})
-    if mode != "in_place":
-        await control.flush_cache(engine)
-
-
-def _tensor_body(encoded: bytes, count: int) -> bytes:
-    """The JSON of a request; each worker takes an entry of its own, and each needs all of it."""
-    entries = b",".join([b'"' + encoded + b'"'] * count)
-    return b'{"serialized_named_tensors":[' + entries + b'],"flush_cache":false,"abort_all_requests":false}'
-
-
-def _check(engine: Engine, answer: dict[str, Any]) -> None:
-    if answer.get("success") is False:
-        raise ControlRefused(f"{engine.url} must take weights, found: {answer.get('message')}")
-
-
-async def _destroy_group(engine: Engine, name: str) -> None:
-    """One that is gone, or was never there, is no error."""
-    try:
-        await engine.call("POST", "/destroy_weights_update_group", {"group_name": name})
-    except ControlFailed as error:
-        _LOG.debug("event=group_not_destroyed endpoint=%s error=%s", engine.url, error)

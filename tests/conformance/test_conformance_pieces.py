@@ -160,13 +160,10 @@ async def until_paused(pool: EnginePool) -> None:
     async with asyncio.timeout(30):
         while True:
             try:
-                return await pool.pause("retract")
+                await pool.pause("retract")
+                return
             except ControlFailed:
                 await asyncio.sleep(0.2)
-
-    completion = target.with_pool(work)
-    assert completion.versions == (("0:1", 20),)
-    assert_sampled_by(other, completion)
 
 
 @pytest.mark.parametrize("healer", ["stream", "files"])
@@ -200,6 +197,10 @@ def test_a_leader_that_leaves_in_the_middle_is_an_error_at_once_and_the_next_upd
             await pool.update_weights_from_disk(str(target.other), "0:1")
             await pool.continue_()
         return await waiting
+
+    completion = target.with_pool(work)
+    assert completion.versions == (("0:1", 20),)
+    assert_sampled_by(other, completion)
 
 
 def half(model: Any) -> Bucket:

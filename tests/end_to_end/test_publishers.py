@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,12 @@ seed = 7
 [reward]
 function = "fa_rollout.demo.task:sorting_reward"
 [engine]
-urls = ["{url}"]
+urls = {urls}
 tokenizer = "{folder}/model"
 [ring]
 bytes = "1MiB"
 [trainer]
-num_ranks = 2
+num_ranks = {num_ranks}
 publish = "{via}"
 bucket_bytes = "16KiB"
 weights_dir = "{folder}/weights"
@@ -72,31 +73,52 @@ def give_first_weights(url: str, model: Path) -> None:
         assert answer.status == 200
 
 
+def trained(
+    folder: Path, model: Path, urls: list[str], via: str, command: list[str], *, num_ranks: int
+) -> list[dict[str, Any]]:
+    """What the ranks of a whole job saw."""
+    (folder / "model").symlink_to(model)
+    rows = sorting_prompts(32, seed=0)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = CONFIG.format(
+        folder=folder, urls=json.dumps(urls), num_steps=NUM_STEPS, via=via, num_ranks=num_ranks
+    )
+    (folder / "run.toml").write_text(text)
+    launch = Launch(folder, *command)
+    try:
+        assert launch.end(timeout_s=100) == 0, launch.stderr
+    finally:
+        launch.destroy()
+    return [
+        json.loads(line)
+        for rank in range(num_ranks)
+        for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()
+    ]
+
+
 @pytest.mark.parametrize("via", ["tensor", "distributed", "disk"])
 def test_every_token_is_of_the_weights_that_were_pushed(
     engine: tuple[Path, str], via: str, tmp_path: Path
 ) -> None:
     model, url = engine
     give_first_weights(url, model)
-    (tmp_path / "model").symlink_to(model)
-    rows = sorting_prompts(32, seed=0)
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = CONFIG.format(folder=tmp_path, url=url, num_steps=NUM_STEPS, via=via)
-    (tmp_path / "run.toml").write_text(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    launch = Launch(
-        tmp_path, *torchrun, "--module", "tests.end_to_end.checking_trainer", str(model), str(tmp_path)
-    )
-    try:
-        assert launch.end(timeout_s=100) == 0, launch.stderr
-    finally:
-        launch.destroy()
-    samples = [
-        json.loads(line)
-        for rank in range(2)
-        for line in (tmp_path / f"seen-{rank}.jsonl").read_text().splitlines()
-    ]
+    command = [*torchrun, "--module", "tests.end_to_end.checking_trainer", str(model), str(tmp_path)]
+    samples = trained(tmp_path, model, [url], via, command, num_ranks=2)
     assert len(samples) == NUM_STEPS * 8
     assert max(sample["difference"] for sample in samples) < 1e-4
     assert len({version for sample in samples for version in sample["versions"]}) > 1
     assert list((tmp_path / "weights").iterdir()) == []
+
+
+@pytest.mark.parametrize("via", ["tensor", "distributed"])
+def test_an_engine_that_dies_in_the_middle_of_a_push_hangs_nothing(tmp_path: Path, via: str) -> None:
+    model = write_tiny_model(tmp_path / "weights-at-first", characters=CHARACTERS, seed=1)
+    with EmbeddedEngine.start(model) as first, EmbeddedEngine.start(model) as doomed:
+        trainer = ["-m", "tests.end_to_end.losing_trainer", str(model), str(tmp_path), str(doomed.pid)]
+        urls = [first.url, doomed.url]
+        samples = trained(tmp_path, model, urls, via, [sys.executable, *trainer], num_ranks=1)
+        assert not doomed.is_alive
+    assert len(samples) == NUM_STEPS * 8
+    assert max(sample["difference"] for sample in samples) < 1e-4
+    assert max(sample["version"] for sample in samples) == NUM_STEPS - 1

@@ -29,6 +29,8 @@ class Weights:
             ("POST", "/update_weights_from_disk"): self._update,
             ("POST", "/update_weights_from_tensor"): self._update_pushed,
             ("POST", "/update_weights_from_distributed"): self._update_pushed,
+            ("POST", "/init_weights_update_group"): self._join_or_leave,
+            ("POST", "/destroy_weights_update_group"): self._join_or_leave,
             ("POST", "/update_weight_version"): self._set_version,
             ("GET", "/flush_cache"): self._flush,
             ("POST", "/flush_cache"): self._flush,
@@ -43,8 +45,16 @@ class Weights:
         return self.core.script.protocol == "0.5.23"
 
     def _bracket(self, exchange: Exchange, *, begins: bool) -> None:
+        if self._is_bracketed is begins:
+            text = "a weight-update session is already open" if begins else "no weight-update session is open"
+            exchange.send_json({"success": False, "message": text}, 400)
+            return
         self._is_bracketed = begins
         exchange.send_json({"success": True, "message": "ok"})
+
+    def _join_or_leave(self, exchange: Exchange, _body: dict[str, Any]) -> None:
+        """There is nobody to meet: weights are a label."""
+        exchange.send_json({"success": True, "message": "Success"})
 
     def _update_pushed(self, exchange: Exchange, body: dict[str, Any]) -> None:
         """Tensors that come over the wire; newer engines want them announced."""

@@ -1,0 +1,236 @@
+"""Streams of weights: brackets of both ages, engines lost in the middle, and those that come back."""
+
+import asyncio
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+from client_kit import ask, quick, run_with, sent, until
+
+from fa_rollout.client import ControlFailed, EnginePool
+from fa_rollout.client.control import IN_PIECES
+from fa_rollout.client.errors import ControlRefused
+from fa_rollout.client.streaming import EnginesLost
+from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
+from trainer_hook.messages import JoinGroup, TakeBroadcast
+
+TENSORS = "/update_weights_from_tensor"
+BROADCAST = "/update_weights_from_distributed"
+LABELS = "/update_weight_version"
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[list[ScriptedEngine]]:
+    with (
+        ScriptedEngine.start(lengths=Lengths(tokens=8)) as first,
+        ScriptedEngine.start(lengths=Lengths(tokens=8)) as second,
+    ):
+        yield [first, second]
+
+
+@pytest.fixture
+def engines(both: list[ScriptedEngine]) -> list[ScriptedEngine]:
+    for engine in both:
+        engine.configure(rules=[])
+        engine.clear()
+    return both
+
+
+async def stream(pool: EnginePool, label: str, *, num_buckets: int = 2) -> None:
+    await pool.pause("retract", may_be_none=True)
+    await pool.streams.open("retract")
+    for _ in range(num_buckets):
+        await pool.streams.take_tensors(b"tensors")
+    await pool.streams.seal(label)
+    await pool.streams.confirm(label)
+    await pool.continue_()
+
+
+async def plain_post(url: str, body: dict[str, str]) -> None:
+    async with aiohttp.ClientSession(trust_env=False) as session, session.post(url, json=body) as response:
+        assert response.status == 200
+
+
+def posts(engine: ScriptedEngine) -> list[str]:
+    return [r.path.strip("/") for r in engine.requests() if r.method == "POST" and r.path != "/generate"]
+
+
+@pytest.mark.parametrize("protocol", ["0.5.15", "0.5.23"])
+def test_both_ages_take_a_stream_and_tell_no_version_in_the_middle_of_it(protocol: str) -> None:
+    with ScriptedEngine.start(protocol=protocol, lengths=Lengths(tokens=8)) as engine:
+        run_with(engine, lambda pool: stream(pool, "0:1"))
+        brackets = protocol == "0.5.23"
+        assert posts(engine) == [
+            "pause_generation",
+            "pause_generation",
+            "flush_cache",
+            "update_weight_version",
+            "begin_weight_update",
+            *["update_weights_from_tensor"] * 2,
+            *["end_weight_update"] * brackets,
+            "update_weight_version",
+            "continue_generation",
+        ]
+        labels = sent(engine, LABELS)
+        assert [r.body["new_version"] for r in labels] == [IN_PIECES, "0:1"]
+        assert not any(r.body["abort_all_requests"] for r in labels)
+        assert all(r.body["flush_cache"] is False for r in sent(engine, TENSORS))
+
+
+def test_a_session_that_a_dead_trainer_left_open_is_closed_first() -> None:
+    with ScriptedEngine.start(protocol="0.5.23", lengths=Lengths(tokens=8)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            await pool.pause("retract")
+            await pool.streams.open("retract")
+            pool.streams._sessions._open.clear()  # as if another life had begun it
+            await pool.streams.open("retract")
+            await pool.streams.take_tensors(b"tensors")
+
+        run_with(engine, work)
+        sessions = [path for path in posts(engine) if path.endswith("_weight_update")]
+        assert sessions == ["begin_weight_update"] * 2 + ["end_weight_update", "begin_weight_update"]
+
+
+def test_an_engine_that_misses_a_part_gets_no_request_until_the_next_stream(
+    engines: list[ScriptedEngine],
+) -> None:
+    lost, other = engines
+
+    async def work(pool: EnginePool) -> None:
+        lost.configure(rules=[Rule(path=TENSORS, drop="before", times=1)])
+        await stream(pool, "0:1")
+        assert await pool.versions() == {other.url: "0:1"}
+        await until(lambda: len(sent(lost, "/health")) > 1)  # it was looked at, and is well
+        for engine in engines:
+            engine.clear()
+        await asyncio.gather(*(ask(pool, f"r{i}") for i in range(8)))
+        assert (len(sent(lost)), len(sent(other))) == (0, 8)
+        await stream(pool, "0:2")
+        assert await pool.versions() == {lost.url: "0:2", other.url: "0:2"}
+        await asyncio.gather(*(ask(pool, f"r{i}") for i in range(8)))
+        assert sent(lost)
+
+    run_with([engine.url for engine in engines], work)
+
+
+def test_what_all_engines_lose_can_be_begun_anew_and_is_then_whole(engines: list[ScriptedEngine]) -> None:
+    async def work(pool: EnginePool) -> None:
+        for engine in engines:
+            engine.configure(rules=[Rule(path=TENSORS, drop="before", times=1)])
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        with pytest.raises(EnginesLost):
+            await pool.streams.take_tensors(b"tensors")
+        await stream(pool, "0:3")
+        assert set((await pool.versions()).values()) == {"0:3"}
+        assert (await ask(pool)).versions == (("0:3", 8),)
+
+    run_with([engine.url for engine in engines], work)
+
+
+def test_engines_of_an_abandoned_stream_wait_for_the_next_one(engines: list[ScriptedEngine]) -> None:
+    async def work(pool: EnginePool) -> None:
+        await stream(pool, "0:1")
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        await pool.streams.abandon("0:1")
+        with pytest.raises(ControlFailed):
+            await pool.continue_()
+        for engine in engines:
+            engine.clear()
+        waiting = asyncio.create_task(ask(pool))
+        await until(lambda: all(len(sent(engine, "/health")) > 1 for engine in engines))
+        assert not waiting.done()
+        assert not any(sent(engine) for engine in engines)
+        await stream(pool, "0:2")
+        assert (await waiting).versions == (("0:2", 8),)
+
+    run_with([engine.url for engine in engines], work, policy=quick(unavailable_timeout_s=30.0))
+
+
+def test_without_another_stream_the_error_says_what_is_missing(engines: list[ScriptedEngine]) -> None:
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        await pool.streams.abandon("0:1")
+        with pytest.raises(ControlFailed):
+            await pool.continue_()
+        with pytest.raises(Exception, match="replaced in part"):
+            await ask(pool)
+
+    run_with([engine.url for engine in engines], work, policy=quick(unavailable_timeout_s=0.5))
+
+
+def test_a_refusal_is_told_as_it_is(engines: list[ScriptedEngine]) -> None:
+    refusal = Rule(path=TENSORS, status=400, body='{"success":false,"message":"shapes differ"}')
+
+    async def work(pool: EnginePool) -> None:
+        engines[0].configure(rules=[refusal])
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        with pytest.raises(ControlRefused, match="shapes differ"):
+            await pool.streams.take_tensors(b"tensors")
+        await pool.streams.abandon("default")
+
+    run_with([engine.url for engine in engines], work)
+
+
+def test_one_engine_that_is_lost_spoils_a_broadcast_for_all_and_the_group_is_made_anew(
+    engines: list[ScriptedEngine],
+) -> None:
+    lost, _ = engines
+    group = JoinGroup(group="g", former=None, address="127.0.0.1", port=1, backend="gloo")
+    broadcast = TakeBroadcast(group="g", names=["a"], dtypes=["float32"], shapes=[[1]])
+
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        assert (await pool.streams.open("retract")).num_workers == 2
+        await pool.streams.join_group(group)
+        assert (await pool.streams.open("retract")).group == "g"
+        lost.configure(rules=[Rule(path=BROADCAST, drop="before", times=1)])
+        with pytest.raises(EnginesLost):
+            await pool.streams.take_broadcast(broadcast)
+        audience = await pool.streams.open("retract")
+        assert (audience.group, audience.num_workers) == (None, 2)
+        await pool.streams.abandon("default")
+
+    run_with([engine.url for engine in engines], work)
+    offsets = [sent(engine, "/init_weights_update_group")[0].body["rank_offset"] for engine in engines]
+    assert offsets == [1, 2]
+
+
+def test_an_engine_that_was_started_anew_is_in_no_group(engines: list[ScriptedEngine]) -> None:
+    group = JoinGroup(group="g", former=None, address="127.0.0.1", port=1, backend="gloo")
+
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        await pool.streams.join_group(group)
+        await pool.streams.seal("0:1")
+        await pool.streams.confirm("0:1")
+        await pool.continue_()
+        await plain_post(engines[0].url + LABELS, {"new_version": "default"})  # as at its start
+        await pool.pause("retract")
+        assert (await pool.streams.open("retract")).group is None
+        await pool.streams.abandon("0:1")
+
+    run_with([engine.url for engine in engines], work)
+
+
+def test_a_new_life_takes_an_engine_only_if_it_holds_what_was_streamed(engines: list[ScriptedEngine]) -> None:
+    current, other = engines
+
+    async def first(pool: EnginePool) -> None:
+        await stream(pool, "0:5")
+
+    async def second(pool: EnginePool) -> None:
+        pool.expect_streamed("0:5")
+        await asyncio.gather(*(ask(pool, f"r{i}") for i in range(4)))
+        assert (len(sent(current)), len(sent(other))) == (4, 0)
+
+    run_with([current.url], first)
+    run_with([other.url], lambda pool: stream(pool, "0:4"))
+    for engine in engines:
+        engine.clear()
+    run_with([engine.url for engine in engines], second)

@@ -1,0 +1,159 @@
+"""Pushes without files, from the hook through hub and generator to an engine, and what goes wrong there."""
+
+import base64
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_rollout.client.control import IN_PIECES
+from fa_rollout.engines.scripted import Rule, ScriptedEngine
+from tests.hub.rig import Rig
+from trainer_hook import TrainerHook
+from trainer_hook.errors import WeightUpdateFailed
+
+MakeRig = Callable[..., Rig]
+
+TENSORS = "/update_weights_from_tensor"
+STATE = {f"weight{index}": torch.full((1000,), float(index)) for index in range(5)}
+BY_TENSOR = {"publish": "tensor", "bucket_bytes": 8000, "num_ranks": 2}
+
+
+@pytest.fixture(autouse=True)
+def _plain(engine: ScriptedEngine) -> None:
+    engine.configure(rules=[])
+    engine.clear()
+
+
+def taken(engine: ScriptedEngine) -> list[dict[str, torch.Tensor]]:
+    """The buckets that came, in their order."""
+    return [
+        dict(pickle.loads(base64.b64decode(r.body["serialized_named_tensors"][0])))
+        for r in engine.requests(TENSORS)
+    ]
+
+
+def on_both_ranks(rig: Rig, work: Callable[[int, TrainerHook], object]) -> list[object]:
+    """What it returned or raised, by rank."""
+
+    def one(rank: int) -> object:
+        with rig.attach(rank, 2) as hook:
+            both.wait(20)  # nobody leaves before all have come
+            try:
+                return work(rank, hook)
+            except WeightUpdateFailed as error:
+                return error
+            finally:
+                both.wait(60)
+
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def push(_: int, hook: TrainerHook) -> int:
+    with hook.update_weights() as update:
+        update.push(STATE)
+    return hook.version
+
+
+def labels(engine: ScriptedEngine) -> list[str]:
+    return [r.body["new_version"] for r in engine.requests("/update_weight_version")]
+
+
+def test_every_bucket_arrives_once_in_order_and_the_version_is_published_at_the_end(
+    rig: MakeRig, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    with rig(trainer=BY_TENSOR | {"weights_dir": str(tmp_path)}) as run:
+        assert on_both_ranks(run, push) == [1, 1]
+        buckets = taken(engine)
+        assert [len(bucket) for bucket in buckets] == [2, 2, 1]
+        whole = {name: tensor for bucket in buckets for name, tensor in bucket.items()}
+        assert list(whole) == list(STATE)
+        assert all(torch.equal(whole[name], tensor) for name, tensor in STATE.items())
+        first, last = labels(engine)[-2:]
+        assert first == IN_PIECES
+        assert last.endswith(":1")
+        assert not list(tmp_path.rglob("bucket-*"))
+
+
+def test_a_generator_that_is_killed_in_the_middle_costs_a_second_pass(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    with rig(trainer=BY_TENSOR) as run:
+        first = run.generator().pid
+
+        def kill(rank: int, hook: TrainerHook) -> int:
+            if rank == 0:
+                engine.configure(rules=[Rule(path=TENSORS, skip=1, times=1, delay_s=60.0)])
+                killer.start()
+            return push(rank, hook)
+
+        def when_the_second_bucket_is_under_way() -> None:
+            run.until(lambda: len(engine.requests(TENSORS)) == 2)
+            run.generator().kill()
+
+        killer = threading.Thread(target=when_the_second_bucket_is_under_way)
+        assert on_both_ranks(run, kill) == [1, 1]
+        killer.join()
+        assert run.generator().pid != first
+        assert [len(bucket) for bucket in taken(engine)] == [2, 2, 2, 2, 1]
+        assert labels(engine)[-1].endswith(":1")
+
+
+def test_an_engine_that_is_lost_in_the_middle_costs_a_second_pass(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    with rig(trainer=BY_TENSOR) as run:
+
+        def lose(rank: int, hook: TrainerHook) -> int:
+            if rank == 0:
+                engine.configure(rules=[Rule(path=TENSORS, skip=1, times=1, drop="before")])
+            return push(rank, hook)
+
+        assert on_both_ranks(run, lose) == [1, 1]
+        assert [len(bucket) for bucket in taken(engine)] == [2, 2, 2, 2, 1]
+
+
+def test_a_refusal_fails_the_update_on_every_rank_and_the_next_one_works(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    with rig(trainer=BY_TENSOR) as run:
+        engine.configure(rules=[Rule(path=TENSORS, status=400, body='{"message":"no such weight"}')])
+        first, second = on_both_ranks(run, push)
+        assert isinstance(first, WeightUpdateFailed)
+        assert "no such weight" in str(first)
+        assert isinstance(second, WeightUpdateFailed)
+    with rig(trainer=BY_TENSOR) as run:
+        engine.configure(rules=[])
+        assert on_both_ranks(run, push) == [1, 1]
+
+
+def test_a_rank_that_raises_ends_the_stage_that_the_leader_waits_for(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    with rig(trainer=BY_TENSOR) as run:
+        engine.configure(rules=[Rule(path=TENSORS, delay_s=600.0, times=1)])
+        is_under_way = threading.Event()
+
+        def work(rank: int, hook: TrainerHook) -> int:
+            try:
+                with hook.update_weights() as update:
+                    if rank == 1:
+                        run.until(lambda: len(engine.requests(TENSORS)) == 1)
+                        is_under_way.set()
+                        raise KeyError("a bug of the trainer's")
+                    update.push(STATE)
+            except KeyError:
+                return -1
+            return 0
+
+        leader, other = on_both_ranks(run, work)
+        assert is_under_way.is_set()
+        assert other == -1
+        assert isinstance(leader, WeightUpdateFailed)
+        assert "a bug of the trainer's" in str(leader)
