@@ -126,6 +126,25 @@ class Recovery:
         finally:
             self._is_looking = False
 
+    def overloaded(self, lane: Lane) -> None:
+        """A 503: a router without any worker says the same as an engine with too much to do."""
+        is_router = self._fleet.is_router(self._fleet.fronts[lane.url])
+        if is_router and lane.is_usable and not self._is_looking:
+            self._is_looking = True
+            self._background.spawn(self._look_at_router(lane))
+
+    async def _look_at_router(self, lane: Lane) -> None:
+        try:
+            has_none = not await self._fleet.has_healthy_workers()
+            if (
+                has_none
+                and not self._clock.is_stopped
+                and lane.circuit.open("the router has no healthy worker")
+            ):
+                self.opened(lane)
+        finally:
+            self._is_looking = False
+
     def close(self) -> None:
         """No timer is left behind."""
         if self._outage is not None:

@@ -218,6 +218,7 @@ class Sender:
                 self.policy.backoff_cap_s,
                 random.random(),
             )
+            self.recovery.overloaded(lane)
         elif failure.failure is FailureClass.TRANSIENT and lane.circuit.fail(str(failure)):
             self.recovery.opened(lane)
 

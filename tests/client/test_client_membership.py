@@ -242,7 +242,7 @@ def test_a_join_waits_for_an_engine_that_still_starts(engines: list[ScriptedEngi
 
 
 def test_who_takes_over_does_not_wait_for_an_engine_that_is_away(engines: list[ScriptedEngine]) -> None:
-    first, second = engines
+    second = engines[1]
     port = int(second.url.rsplit(":", 1)[1])
     second.stop()
 
@@ -256,3 +256,23 @@ def test_who_takes_over_does_not_wait_for_an_engine_that_is_away(engines: list[S
             assert sent(back)
 
     run_with([e.url for e in engines], work, takes_over=True)
+
+
+def test_requests_wait_while_a_router_has_no_worker(engines: list[ScriptedEngine]) -> None:
+    first = engines[0]
+    port = int(first.url.rsplit(":", 1)[1])
+
+    async def work(pool: EnginePool) -> list[Completion | BaseException]:
+        first.stop()
+        asking = asyncio.create_task(ask_many(pool, 4))
+        await until(lambda: pool.statistics().lanes[0].circuit == "open")
+        await asyncio.sleep(1.0)  # longer than both attempts of a request and what is between them
+        with ScriptedEngine.start(SLOW, port=port):
+            return await asking
+
+    policy = quick(max_attempts=2, unavailable_timeout_s=30.0)
+    with ScriptedEngine.start(Script(workers=[first.url])) as router:
+        results = run_with([router.url], work, router=True, policy=policy)
+    for result in results:
+        assert isinstance(result, Completion)
+        assert_true(result)
