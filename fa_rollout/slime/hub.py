@@ -4,13 +4,16 @@ Invariant: it ends with this process, however that ends: closed in order at exit
 """
 
 import atexit
+import logging
 import os
 import select
+import signal
 import sys
 import time
 from typing import Any
 
 from fa_rollout.hub.plugin import Plugin
+from fa_rollout.launcher.heartbeat import Heartbeat
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.rundir import RunDirectory
 from shm.errors import ChannelError
@@ -18,7 +21,11 @@ from trainer_hook import messages as m
 from trainer_hook.errors import HubLost
 from trainer_hook.hook import TrainerHook
 
+logger = logging.getLogger(__name__)
+
 START_DEADLINE_S = 60.0
+SILENCE_LIMIT_S = 30.0
+"""A hub that answers nothing for so long, while somebody waits for it, stands still."""
 _TICK_S = 1.0
 _GRACE_S = 2.0
 
@@ -35,6 +42,7 @@ class HubChild:
         self._pid = os.getpid()
         self._directory = directory
         self._hook: TrainerHook | None = None
+        self._heartbeat = Heartbeat()
         names = RunNames()
         # Functions are found by path in the children wherever they are found here.
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -66,11 +74,25 @@ class HubChild:
 
     def hear(self) -> list[m.Message]:
         """What the hub said; nothing once it is gone, which the hook tells, with the reason."""
+        self._ask_whether_it_lives()
         try:
             self._channel.flush()
-            return [m.decode(payload) for payload in self._channel.read_ready()]
+            messages = [m.decode(payload) for payload in self._channel.read_ready()]
         except ChannelError:
             return []
+        if any(isinstance(message, m.Pong) for message in messages):
+            self._heartbeat.answered()
+        return [message for message in messages if not isinstance(message, m.Pong)]
+
+    def _ask_whether_it_lives(self) -> None:
+        """A hub that stands still has no other sign; once it is ended, the hook tells that it is gone."""
+        if self._hook is None or self._channel.is_closed:
+            return
+        if self._heartbeat.is_due(time.monotonic()):
+            self._channel.queue(m.encode(m.Ping(number=0)))
+        if self._heartbeat.silent_s > SILENCE_LIMIT_S and self._child.exit_code is None:
+            logger.error("event=hub_silent limit_s=%.0f pid=%d", SILENCE_LIMIT_S, self._child.pid)
+            self._child.signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> None:
         """Until the hub says something, on either socket, or ends; at most so long."""
