@@ -141,7 +141,7 @@ def _greet(channel: Channel, running: Running) -> None:
 def _is_meant(running: Running, word: str) -> bool:
     if running.run.startswith(word) or word == str(running.pid):
         return True
-    return bool(running.output_dir) and Path(word).absolute() == Path(running.output_dir)
+    return bool(running.output_dir) and os.path.realpath(word) == os.path.realpath(running.output_dir)
 
 
 def _notes() -> Iterator[Running]:

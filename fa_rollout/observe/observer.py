@@ -12,7 +12,7 @@ import msgspec
 
 from fa_rollout.launcher.running import Running, open_channel
 from fa_rollout.observe.snapshot import Snapshot
-from shm.errors import ChannelClosed, ChannelTimeout, FaRolloutError
+from shm.errors import ChannelClosed, ChannelError, ChannelTimeout, FaRolloutError
 from trainer_hook.messages import Query, Reply, RunEnded, decode, encode
 
 
@@ -117,6 +117,9 @@ class Observer:
 
     def _snapshot(self, reply: Reply) -> Snapshot:
         self._is_asked = self._is_asked and reply.request != self._request
-        snapshot = msgspec.convert(reply.value, Snapshot)
+        try:
+            snapshot = msgspec.convert(reply.value, Snapshot)
+        except msgspec.ValidationError as error:
+            raise ChannelError(f"the run is of another release than this command: {error}") from None
         self._seen = (snapshot.totals.steps, snapshot.totals.updates)
         return snapshot

@@ -16,6 +16,7 @@ from fa_rollout.hub.plugin import Plugin
 from fa_rollout.launcher.heartbeat import Heartbeat
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.rundir import RunDirectory
+from fa_rollout.launcher.running import leave_note
 from shm.errors import ChannelError
 from trainer_hook import messages as m
 from trainer_hook.errors import HubLost
@@ -48,8 +49,15 @@ class HubChild:
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self._child, self._channel = start_hub(tree, names, directory, plugin=plugin, environment=environment)
         atexit.register(self.close)
+        running = leave_note(
+            directory,
+            address=self._address(),
+            run=names.run,
+            token=names.token,
+            output_dir=tree.get("run", {}).get("output_dir"),
+        )
         self.hook = self._hook = TrainerHook.attach(
-            address=self._address(), run=names.run, token=names.token, dp_rank=0, dp_size=1
+            address=running.address, run=names.run, token=names.token, dp_rank=0, dp_size=1
         )
 
     def _address(self) -> str:

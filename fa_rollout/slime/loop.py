@@ -24,7 +24,7 @@ from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
 from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.pulse import Figures
+from fa_rollout.generator.pulse import Figures, engine_figures, slowest_requests
 from fa_rollout.generator.requester import PartialPolicy, Requester
 from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime import upstream
@@ -199,12 +199,17 @@ class SlimeGenerator:
         num_restarts = int(counts.get("restarts", 0)) + self._runner.num_restarts
         if num_restarts >= self._warn_at:
             self._warn_of_restarts(num_restarts, num_restarts + self._runner.num_samples)
+        pool = None if self._pool is None else self._pool.statistics()
+        if pool is not None:
+            counts |= {"in_flight": pool.num_in_flight, "waiting_for_engines": pool.num_waiting}
         return Figures(
             num_queued=self._dispatcher.num_queued,
             num_running=self._dispatcher.num_running,
             num_waiting_for_ring=self._outbox.num_waiting,
             num_tokens=int(counts.get("tokens", 0)),
             others=counts | {"records": self._outbox.num_written},
+            engines=[] if pool is None else engine_figures(pool),
+            slowest=[] if pool is None else slowest_requests(pool),
         )
 
     def _warn_of_restarts(self, num_restarts: int, num_answers: int) -> None:
