@@ -13,8 +13,6 @@ share a core wait for one another:
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.host import host
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
@@ -160,8 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = " ".join(f"{name}={value:.1f}" for name, value in results.items())
         print(f"ranks={num_ranks} {shown}", flush=True)
     if options.json:
-        host = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        report = {"benchmark": "ranks", "quick": options.quick, "host": host, "rows": rows}
+        report = {"benchmark": "ranks", "quick": options.quick, "host": host(), "rows": rows}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

@@ -17,7 +17,6 @@ and without a spare, a process that stands ready to take over (`run.spare_genera
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.host import host
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from trainer_hook import EndOfData, TrainerHook
@@ -213,8 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shown = " ".join(f"{name}={value:.3f}" for name, value in (figures | worst).items())
         print(f"{row.name:20} spare={row.spare!s:5} {shown}", flush=True)
     if options.json:
-        host = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        report = {"benchmark": "restart", "quick": options.quick, "host": host, "rows": results}
+        report = {"benchmark": "restart", "quick": options.quick, "host": host(), "rows": results}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
