@@ -154,10 +154,10 @@ class GeneratorDesk:
             sequence=sequence,
             version=self._core.flow.version if self._core.flow else 0,
             lineage=self._core.lineage,
-            weights=self._core.updates.weights,
+            weights=self._core.updates.folders.published_path,
             engines=self._core.roster.urls,
             known_engines=self._core.roster.known,
-            is_streamed=self._core.updates.is_streamed,
+            is_streamed=self._core.updates.folders.is_streamed,
             step=self._core.announced.step if self._core.announced else 0,
         )
 

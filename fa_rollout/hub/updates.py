@@ -13,13 +13,13 @@ A generator that dies in the middle gets the open request again in its next life
 repeated but refused, so that the leader begins the stream anew.
 """
 
-import shutil
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
 from fa_rollout.hub.ageing import Note
 from fa_rollout.hub.flow import Flow
+from fa_rollout.hub.weights import WeightFolders
 from fa_rollout.hub.world import Attachment, World
 from trainer_hook.messages import (
     ContinueEngines,
@@ -67,23 +67,17 @@ class Updates:
     ) -> None:
         self._note = note
         self._world = world
-        self._directory = directory
         self._lease_s = lease_s
         self._to_rank = to_rank
         self._to_generator = to_generator
         self.phase = Phase.IDLE
-        self.weights: str | None = None
-        """Folder of the published version; None when engines started with it or it was pushed without."""
-        self.is_streamed = False
-        """The published version was sent to the engines by stages."""
+        self.folders = WeightFolders(directory)
         self._version = 0
         self._was_sent = False
         """The generator was told to publish `_version`: a number that must not be used for other weights."""
         self._lineage = ""
         self._publish = UpdatePublish(request=0, leader=True)
         """What the leader wants to be published."""
-        self._base: tuple[str, int] | None = None
-        """Lineage and version of the files in `weights`, if every engine holds just these."""
         self._failure = _NOT_OPEN
         """Why no update is open: error and text for ranks that think one is."""
         self._stage: UpdateStage | None = None
@@ -120,7 +114,7 @@ class Updates:
         """The leader wants the engines to take the next step of a stream."""
         if self._is_refused(rank, message.request, leader_only=True):
             return
-        self._base = None  # what engines hold from now on is no version
+        self.folders.doubt()  # what engines hold from now on is no version
         self._was_sent = True
         self._stage = message
         self._to_generator(
@@ -204,12 +198,10 @@ class Updates:
         if self.phase is not Phase.PUBLISHING or message.version != self._version:
             return False
         flow.published(message.version)
-        old, self.weights = self.weights, self._publish.path
-        self.is_streamed = self._publish.is_streamed
-        is_ours = self.weights is not None and Path(self.weights).parent == self._directory
-        self._base = (self._lineage, self._version) if is_ours else None
-        if old is not None and old != self.weights and Path(old).parent == self._directory:
-            shutil.rmtree(old, ignore_errors=True)  # a folder of the trainer's own is not ours to remove
+        said = self._publish
+        self.folders.published(
+            said.path, is_streamed=said.is_streamed, lineage=self._lineage, version=self._version
+        )
         self._end(
             lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s)
         )
@@ -240,9 +232,9 @@ class Updates:
         self._version, self._was_sent = version, False
         self._note("update", phase=self.phase, version=version)
         self._lineage = flow.lineage
-        folder = self._directory / f"{self._lineage}-{self._version}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        self._publish = UpdatePublish(request=0, leader=True)
+        folder = self.folders.open(self._lineage, self._version)
+        base = None if self.folders.base is None else self.folders.published_path
         for member in members:
             assert member.entered_update is not None
             request = member.entered_update.request
@@ -254,7 +246,7 @@ class Updates:
                     version=self._version,
                     path=str(folder),
                     leader=member is self._world.leader,
-                    base=None if self._base is None else self.weights,
+                    base=base,
                 ),
             )
 
@@ -264,13 +256,13 @@ class Updates:
         return max(flow.version, tried) + 1
 
     def _publication(self) -> PublishWeights:
-        said, base = self._publish, self._base
+        said, base = self._publish, self.folders.base
         return PublishWeights(
             version=self._version,
             lineage=self._lineage,
             path=said.path,
             changed=None if base is None else said.changed,
-            base=0 if base is None else base[1],
+            base=base or 0,
             is_streamed=said.is_streamed,
         )
 
@@ -278,7 +270,7 @@ class Updates:
         if self.phase in (Phase.OPEN, Phase.PUBLISHING) and not engines_run:
             self._to_generator(ContinueEngines())
         if self.phase is Phase.PUBLISHING:
-            self._base = None  # some engines may have loaded what others have not
+            self.folders.doubt()  # some engines may have loaded what others have not
         self._note("update", phase="failed", text=text)
         self._failure = (error, text)
         self._end(lambda request: Refused(request=request, error=error, text=text))

@@ -202,6 +202,7 @@ from pathlib import Path
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from trainer_hook.errors import PublishFailed
+from trainer_hook.gathering import Gathering, on_host
 from trainer_hook.publish import publish
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -219,6 +220,14 @@ try:
     publish(model, folder / "missing", write=rank == 0, max_file_bytes=100)
 except PublishFailed:
     assert rank == 0
+weights = Gathering(model, 100)
+if rank:
+    weights.attend()
+else:
+    expected = torch.load(folder / "expected")
+    buckets = list(weights.buckets(on_host))
+    assert len(buckets) > 2
+    assert all(torch.equal(tensor, expected[name]) for bucket in buckets for name, tensor in bucket.items())
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
