@@ -4,10 +4,14 @@ Invariant: every sample of the step is trained by exactly one data-parallel rank
 micro-batches.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from fa_rollout.hub.composition import staleness
 from fa_rollout.hub.flow import Step
 from fa_rollout.hub.replay import Recording
 from trainer_hook.balance import SampleSize, split
+from trainer_hook.errors import UnsplittableBatch
 from trainer_hook.messages import Batch, Commit, Handout, Part
 
 
@@ -24,43 +28,72 @@ def loss_tokens(commit: Commit, member: int, oldest_allowed: int | None) -> int:
     return sum(loss for _, end, loss in commit.spans[member] if end > cut)
 
 
-def cut(
-    step: Step,
-    *,
-    dp_size: int,
-    max_tokens_per_micro_batch: int | None,
-    oldest_allowed: int | None,
-    recording: Recording | None = None,
-) -> list[Batch]:
-    """One `Batch` per data-parallel rank, `request` and `wait_s` left at 0.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How steps are cut."""
 
-    Args:
-        oldest_allowed: version below which tokens leave the loss (the `mask` policy); None: none do.
-        recording: a run that says who gets what; None: the split is even in tokens.
+    dp_size: int
+    max_tokens_per_micro_batch: int | None
+    oldest_allowed: int | None
+    """Version below which tokens leave the loss (the `mask` policy); None: none do."""
+    recording: Recording | None = None
+    """A run that says who gets what; None: the split is even in tokens."""
+
+
+def cut(step: Step, terms: Terms) -> list[Batch]:
+    """One `Batch` per data-parallel rank, `request` and `wait_s` left at 0.
 
     Raises:
         UnsplittableBatch: fewer samples than ranks, a sample longer than a micro-batch may be, or other ranks
             or samples than the recorded run had.
     """
-    commits = step.commits
-    sizes = [
+    sizes = _sizes(step.commits, terms)
+    if terms.recording is None:
+        ranks = _split(sizes, terms)
+    else:
+        ranks = terms.recording.parts(step.step, terms.dp_size, {(s.record, s.member) for s in sizes})
+    step.num_tokens = sum(size.loss_tokens for size in sizes)
+    return [_batch(step, micro_batches, terms.oldest_allowed) for micro_batches in ranks]
+
+
+def remainder(step: Step, terms: Terms, may_go: Sequence[int]) -> list[int]:
+    """The fewest of the groups in `may_go`, in its order, without which a step needs no filler.
+
+    None where it needs none, or needs some whatever is left out; or where it cannot be split at all, which is
+    for `cut` to tell.
+    """
+    left_out: set[int] = set()
+    for name in (None, *may_go):
+        if name is not None:
+            left_out.add(name)
+        commits = [group.commit for group in step.groups if group.group not in left_out and group.commit]
+        try:
+            ranks = _split(_sizes(commits, terms), terms)
+        except UnsplittableBatch:
+            return []
+        if not any(part.filler for rank in ranks for parts in rank for part in parts):
+            return [other for other in may_go if other in left_out]
+    return []
+
+
+def _sizes(commits: Sequence[Commit], terms: Terms) -> list[SampleSize]:
+    return [
         SampleSize(
             record=index,
             member=member,
             num_tokens=prompt_len + response_len,
-            loss_tokens=loss_tokens(commit, member, oldest_allowed),
+            loss_tokens=loss_tokens(commit, member, terms.oldest_allowed),
         )
         for index, commit in enumerate(commits)
         for member, (prompt_len, response_len) in enumerate(
             zip(commit.prompt_lens, commit.response_lens, strict=True)
         )
     ]
-    if recording is None:
-        ranks = split(sizes, num_ranks=dp_size, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
-    else:
-        ranks = recording.parts(step.step, dp_size, {(size.record, size.member) for size in sizes})
-    step.num_tokens = sum(size.loss_tokens for size in sizes)
-    return [_batch(step, micro_batches, oldest_allowed) for micro_batches in ranks]
+
+
+def _split(sizes: Sequence[SampleSize], terms: Terms) -> list[list[list[Part]]]:
+    limit = terms.max_tokens_per_micro_batch
+    return split(sizes, num_ranks=terms.dp_size, max_tokens_per_micro_batch=limit)
 
 
 def assignment(step: Step, batch: Batch) -> list[list[tuple[int, int, bool, int]]]:

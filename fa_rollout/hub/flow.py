@@ -27,13 +27,24 @@ class Step:
     step: int
     version: int
     groups: list[Group]
-    num_bytes: int
-    last: bool
-    num_samples: int = 0
+    last: bool = False
     num_tokens: int = 0
     """Response tokens in the loss."""
+    num_bytes: int = 0
+    num_samples: int = 0
     reward_sum: float = 0.0
     oldest_version: int = 0
+
+    def __post_init__(self) -> None:
+        self.sum_up()
+
+    def sum_up(self) -> None:
+        """Figures of the groups that it has now."""
+        commits = self.commits
+        self.num_bytes = sum(commit.length for commit in commits)
+        self.num_samples = sum(len(commit.rewards) for commit in commits)
+        self.reward_sum = sum(sum(commit.rewards) for commit in commits)
+        self.oldest_version = min(commit.oldest_version for commit in commits)
 
     @property
     def names(self) -> list[int]:
@@ -271,22 +282,31 @@ class Flow:
     def _close(self, names: Sequence[int]) -> Step:
         groups = [self.books.groups[name] for name in names]
         self.books.hand(names)
-        commits = [group.commit for group in groups if group.commit is not None]
-        step = Step(
-            step=self.step,
-            version=self.version,
-            groups=groups,
-            num_bytes=sum(c.length for c in commits),
-            last=False,
-            num_samples=sum(len(c.rewards) for c in commits),
-            reward_sum=sum(sum(c.rewards) for c in commits),
-            oldest_version=min(c.oldest_version for c in commits),
-        )
+        step = Step(step=self.step, version=self.version, groups=groups)
         self.step += 1
         self.handed_since_publication += len(names)
         self.open_steps[step.step] = step
         step.last = self.all_composed
         return step
+
+    def may_carry(self, step: Step) -> list[int]:
+        """Groups of a step just composed that a later one may train as well, the youngest first."""
+        if step.last or self.recording is not None:
+            return []
+        names: list[int] = []
+        for group in reversed(step.groups[1:]):
+            assert group.commit is not None
+            if not composition.may_train(self.rules, self._training_version, group.commit.oldest_version):
+                break
+            names.append(group.group)
+        return names
+
+    def carry(self, step: Step, names: Sequence[int]) -> None:
+        """Leave these groups to the next step."""
+        self.books.take_back(names)
+        step.groups = [group for group in step.groups if group.group not in names]
+        step.sum_up()
+        self.handed_since_publication -= len(names)
 
     # --- the trainer's side -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import msgspec
 from fa_rollout.config import Config
 from fa_rollout.hub.ageing import Note
 from fa_rollout.hub.composition import Wait
-from fa_rollout.hub.delivery import assignment, cut
+from fa_rollout.hub.delivery import Terms, assignment, cut, remainder
 from fa_rollout.hub.flow import Flow, Step
 from fa_rollout.hub.world import Attachment, Key, World
 from shm.ring import RingTable
@@ -134,15 +134,8 @@ class Steps:
         step = flow.compose()
         if isinstance(step, Wait):
             return step
-        oldest = flow.version - flow.rules.staleness if flow.rules.policy == "mask" else None
         try:
-            batches = cut(
-                step,
-                dp_size=self._world.dp_size,
-                max_tokens_per_micro_batch=self._config.trainer.max_tokens_per_micro_batch,
-                oldest_allowed=oldest,
-                recording=flow.recording,
-            )
+            batches = self._cut(step, flow)
         except UnsplittableBatch as error:
             flow.returned(step)
             for rank in self._world.waiting():
@@ -160,6 +153,21 @@ class Steps:
             for handout in batches[member.hello.dp_rank].records:
                 table.lease(handout.sequence, member.number)
         return opened
+
+    def _cut(self, step: Step, flow: Flow) -> list[Batch]:
+        """Each rank's part; where remainders are carried over, the step loses the groups that make one."""
+        terms = Terms(
+            dp_size=self._world.dp_size,
+            max_tokens_per_micro_batch=self._config.trainer.max_tokens_per_micro_batch,
+            oldest_allowed=flow.version - flow.rules.staleness if flow.rules.policy == "mask" else None,
+            recording=flow.recording,
+        )
+        if self._config.trainer.remainder == "carry":
+            names = remainder(step, terms, flow.may_carry(step))
+            if names:
+                flow.carry(step, names)
+                self._note("carried", step=step.step, groups=names)
+        return cut(step, terms)
 
     def end_reason(self, flow: Flow) -> str:
         """Why nothing comes after the last step."""
