@@ -52,6 +52,8 @@ class Fleet:
         self.on_lost: Callable[[Engine, ControlFailed], None] = lambda engine, error: None
         self.newcomers: dict[str, Engine] = {}
         """Engines with the current weights that the router does not list yet: no update may miss them."""
+        self.aside: dict[str, Engine] = {}
+        """Engines that were struck off the router's list until they have the current weights."""
 
     async def refresh(self) -> list[Engine]:
         """The engines as they are now; a router is asked for its workers.
@@ -138,7 +140,10 @@ class Fleet:
         Raises:
             ControlFailed: the router does not answer, or lists none.
         """
-        return [*await self.refresh(), *self.newcomers.values()]
+        has_others = self.newcomers or self.aside
+        listed = await self._listed() if has_others else await self.refresh()
+        others = [*self.newcomers.values(), *self.aside.values()]
+        return list({engine.url: engine for engine in [*listed, *others]}.values())
 
     async def set_label(self, label: str) -> None:
         """Every engine tells this label from now on."""
@@ -178,7 +183,26 @@ class Fleet:
                     raise ControlFailed(text)
                 await asyncio.sleep(_LISTED_POLL_S)
         finally:
-            del self.newcomers[engine.url]
+            self.newcomers.pop(engine.url, None)
+
+    async def set_aside(self, engine: Engine) -> None:
+        """The router sends it nothing until `reenlist`; without a router that is its lane's to see to."""
+        if self._router is None or engine.url in self.aside:
+            return
+        self.aside[engine.url] = engine
+        try:
+            await self.strike_off(engine.url)
+        except ControlFailed as error:
+            _LOG.warning("event=worker_not_struck_off endpoint=%s error=%s", engine.url, error)
+
+    async def reenlist(self, engine: Engine) -> None:
+        """It has the current weights again."""
+        try:
+            await self.enlist(engine)
+        except ControlFailed as error:
+            _LOG.warning("event=worker_not_listed endpoint=%s error=%s", engine.url, error)
+        else:
+            self.aside.pop(engine.url, None)
 
     async def strike_off(self, url: str) -> None:
         """The router begins no request there any more; harmless when it never did.

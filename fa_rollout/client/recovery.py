@@ -93,7 +93,7 @@ class Recovery:
 
     def stranded(self) -> list[Engine]:
         """Engines that lack nothing but weights, when no other is left."""
-        engines, lost = self._fleet.engines, self._fleet.lost
+        engines, lost = [*self._fleet.engines, *self._fleet.aside.values()], self._fleet.lost
         if any(engine.url not in lost for engine in engines):
             return []
         return [engine for engine in engines if engine.url in self._without_weights]
@@ -106,6 +106,12 @@ class Recovery:
             lane = self._lanes.get(engine.url)
             if lane is not None and lane.circuit.is_open:
                 self._reopen(lane)
+            self._enlist(engine)
+
+    def _enlist(self, engine: Engine) -> None:
+        """A router may send it requests again; it may take until the end of an update that it does."""
+        if engine.url in self._fleet.aside:
+            self._background.spawn(self._fleet.reenlist(engine))
 
     def recheck(self) -> None:
         """An answer claimed a version that it should not have: take out engines that were started anew."""
@@ -171,6 +177,7 @@ class Recovery:
                 break
         self._fleet.lost.discard(engine.url)
         _LOG.warning("event=engine_back endpoint=%s", engine.url)
+        self._enlist(engine)
         lane = self._lanes.get(engine.url)
         if lane is not None:
             self._reopen(lane)
@@ -199,6 +206,7 @@ class Recovery:
         self._fleet.lost.discard(url)
         self._must_continue.discard(url)
         self._without_weights.discard(url)
+        self._fleet.aside.pop(url, None)
 
     def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()

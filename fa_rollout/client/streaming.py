@@ -193,6 +193,7 @@ class WeightStream:
         error = ControlFailed("its weights were replaced in part")
         for engine in members:
             self._recovery.lost(engine, error)
+            await self._fleet.set_aside(engine)
         await asyncio.gather(*(self._let_go(engine) for engine in members))
 
     async def forget_group(self) -> None:
@@ -269,6 +270,7 @@ class WeightStream:
         self._members = [engine for engine in members if engine not in lost]
         for engine, error in lost.items():
             self._recovery.lost(engine, error)
+            await self._fleet.set_aside(engine)
         is_hopeless = not self._members and not may_be_none
         if lost and (is_hopeless or (refusals and tolerates_refusals)):
             raise EnginesLost("; ".join(map(str, [*lost.values(), *refusals])))

@@ -1,6 +1,7 @@
 """Aborts: of what runs, of what waits, of what is not known, and in pauses."""
 
 import asyncio
+import time
 from typing import Any
 
 from fa_rollout.client import Completion, EnginePool
@@ -76,9 +77,10 @@ def test_the_clients_ids_are_never_prefixes_of_each_other(target: Target) -> Non
 
 def test_with_several_samples_an_abort_by_the_original_id_does_nothing(target: Target) -> None:
     async def work(http: Http) -> None:
-        call = asyncio.create_task(http.generate(request("nn", max_new_tokens=300, n=2, ignore_eos=True)))
+        rid = f"nn{time.monotonic_ns()}"  # SGLang never forgets the original id, and refuses it a second time
+        call = asyncio.create_task(http.generate(request(rid, max_new_tokens=300, n=2, ignore_eos=True)))
         await asyncio.sleep(0.3)
-        await http.control("/abort_request", {"rid": "nn"})
+        await http.control("/abort_request", {"rid": rid})
         _, answers = await call
         assert [len(answer["output_ids"]) for answer in answers] == [300, 300]
 

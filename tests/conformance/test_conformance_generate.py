@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -182,10 +183,11 @@ def test_a_batch_comes_back_prompt_by_prompt_under_numbered_ids(target: Target) 
 
 def test_several_samples_of_a_prompt_come_back_prompt_by_prompt_under_fresh_ids(target: Target) -> None:
     sampling = {"max_new_tokens": 12, "n": 2, "ignore_eos": True}
-    body = {"rid": "b", "input_ids": [[5, 6], [7, 8, 9]], "sampling_params": sampling}
+    rid = f"b{time.monotonic_ns()}"  # with n > 1 SGLang never forgets it, and refuses it a second time
+    body = {"rid": rid, "input_ids": [[5, 6], [7, 8, 9]], "sampling_params": sampling}
     _, answers = target.with_http(lambda http: http.generate(body))
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [2, 2, 3, 3]
-    assert len({answer["meta_info"]["id"] for answer in answers} - {"b", "b_0", "b_1"}) == 4
+    assert len({answer["meta_info"]["id"] for answer in answers} - {rid, f"{rid}_0", f"{rid}_1"}) == 4
     assert answers[0]["output_ids"] != answers[1]["output_ids"]
 
 
