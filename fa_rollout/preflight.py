@@ -55,7 +55,7 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
     """All checks for a run on this machine, errors first."""
     findings = [
         *check_memory(config.ring.bytes, available_bytes()),
-        *check_descriptors(_num_requests(config)),
+        *check_descriptors(num_requests(config)),
         *check_proxies(config.engine.urls, os.environ),
         *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
         *check_data(config.data.path),
@@ -160,7 +160,8 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
     return None
 
 
-def _num_requests(config: Config) -> int:
+def num_requests(config: Config) -> int:
+    """Samples that may run at once, those of evaluations included."""
     training = config.engine.max_concurrent_samples * max(1, len(config.engine.urls))
     return training + config.evaluation.max_concurrent_samples
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fa_rollout.config import Config, ConfigError, load
 from fa_rollout.keys import sections
+from fa_rollout.quantities import QuantityError, Seconds, plain
 
 _WIDTH = 100
 
@@ -84,6 +85,14 @@ def help_keys(word: str) -> str:
             ]
         parts += ["\n"] if found else []
     return "".join(parts) or f"no configuration key has {word!r} in its name or meaning\n"
+
+
+def seconds(text: str) -> float:
+    """The argument of an option that is a time."""
+    try:
+        return float(plain("a time", Seconds, text))
+    except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa_rollout.config import ConfigError, load, to_dict
-from fa_rollout.quantities import QuantityError, Seconds, plain
-from fa_rollout.verbs.configured import add_arguments, configuration
+from fa_rollout.verbs.configured import add_arguments, configuration, seconds
 
 if TYPE_CHECKING:
     from fa_rollout.simulation import Scenario
@@ -53,7 +52,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     engines.add_argument(
         "--total-tokens-per-s", type=float, metavar="X", help="most of one engine; 0: no limit"
     )
-    engines.add_argument("--prefill-s", type=_time, metavar="T", help="from a request to its first token")
+    engines.add_argument("--prefill-s", type=seconds, metavar="T", help="from a request to its first token")
     answers = parser.add_argument_group("answers")
     answers.add_argument(
         "--lengths",
@@ -62,11 +61,13 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "(default: lognormal, a quarter of sampling.max_new_tokens, 0.8)",
     )
     answers.add_argument("--rejection", type=float, metavar="X", help="share of groups that a filter rejects")
-    answers.add_argument("--reward-s", type=_time, metavar="T", help="scoring of a group")
+    answers.add_argument("--reward-s", type=seconds, metavar="T", help="scoring of a group")
     trainer = parser.add_argument_group("trainer")
-    trainer.add_argument("--train-s", type=_time, metavar="T", help="a step, without its wait and its update")
-    trainer.add_argument("--write-s", type=_time, metavar="T", help="writing weights, while engines go on")
-    trainer.add_argument("--update-s", type=_time, metavar="T", help="an update, while engines stand still")
+    trainer.add_argument(
+        "--train-s", type=seconds, metavar="T", help="a step, without its wait and its update"
+    )
+    trainer.add_argument("--write-s", type=seconds, metavar="T", help="writing weights, while engines go on")
+    trainer.add_argument("--update-s", type=seconds, metavar="T", help="an update, while engines stand still")
     play = parser.add_argument_group("play")
     play.add_argument(
         "--steps", type=int, metavar="N", help=f"of each run (default: the run's own, at most {_STEPS})"
@@ -162,10 +163,3 @@ def _two(texts: list[str], whole: str) -> tuple[float, float]:
 
 def _over(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {name: tree.get(name, {}) | changes.get(name, {}) for name in tree.keys() | changes.keys()}
-
-
-def _time(text: str) -> float:
-    try:
-        return float(plain("it", Seconds, text))
-    except QuantityError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -108,7 +108,9 @@ class EngineServer:
         rule = self.faults.meet(exchange.path, body.get("rid"))
         route = self._routes.get((exchange.method, exchange.path))
         if route is None:
-            exchange.send_json({"detail": "Not Found"}, 404)
+            is_known = any(path == exchange.path for _, path in self._routes)
+            detail, status = ("Method Not Allowed", 405) if is_known else ("Not Found", 404)
+            exchange.send_json({"detail": detail}, status)
             return
         self._obey(rule, exchange, lambda: route(exchange, body))
 

@@ -1,0 +1,68 @@
+"""The engines: do they answer, what are they, what does that mean for this run."""
+
+from collections.abc import Sequence
+
+from fa_rollout.client.examine import Examined, Unanswered
+from fa_rollout.config import Config
+from fa_rollout.doctor.outcome import Outcome, error, ok, warning
+
+
+def engines(config: Config, found: Sequence[Examined | Unanswered]) -> list[Outcome]:
+    """One line an engine, and one for what differs between them."""
+    outcomes = [_one(config, one) for one in found]
+    return outcomes + _agreement([one for one in found if isinstance(one, Examined)])
+
+
+def _one(config: Config, one: Examined | Unanswered) -> Outcome:
+    if isinstance(one, Unanswered):
+        fix = "start it, or mend engine.urls; a server that listens on 127.0.0.1 alone looks so too"
+        return error("engine", one.text, fix)
+    info = one.info
+    release = f"release {info.server_version}" if info.server_version else "of no known release"
+    text = f"{info.url}: {release}, weights {info.version_label!r}, a token in {one.probe_s:.2g} s"
+    vocabulary, context = _known(info.vocab_size), _known(info.context_length)
+    ways = ", ".join(one.update_ways) or "no way"
+    details = [
+        f"model {info.model_path}, vocabulary {vocabulary}, context {context}",
+        f"version spans: {'yes' if info.has_spans else 'no'}; updates by {ways}"
+        f"{' (announced by /begin_weight_update)' if one.has_brackets else ''}",
+        f"in an update answers that are half made {_meeting(config, info.has_spans)}",
+    ]
+    if not one.can_pause or "files" not in one.update_ways:
+        lacks = "/pause_generation" if not one.can_pause else "/update_weights_from_disk"
+        return error("engine", f"{text}; it lacks {lacks}", "run SGLang 0.5.15 or newer", details)
+    if not info.has_spans and config.engine.pause_mode in ("retract", "in_place"):
+        mode = config.engine.pause_mode
+        said = f"{text}; under pause_mode = {mode!r} it does not tell which version sampled a token"
+        return warning("engine", said, 'engine.pause_mode = "auto", or SGLang 0.5.19 or newer', details)
+    return ok("engine", text, details)
+
+
+def _meeting(config: Config, has_spans: bool) -> str:
+    mode = config.engine.pause_mode
+    if mode == "auto":
+        mode = "retract" if has_spans else "abort"
+    after = "go on" if config.rollout.partial == "resume" else "start again"
+    return f"are held ({mode}) and go on" if mode != "abort" else f"are aborted and {after}"
+
+
+def _agreement(found: Sequence[Examined]) -> list[Outcome]:
+    """Engines of one run must be alike."""
+    models = {one.info.model_path for one in found}
+    releases = {one.info.server_version for one in found}
+    labels = {one.info.version_label for one in found}
+    if len(models) > 1:
+        text = f"all engines must serve one model, found {', '.join(sorted(map(str, models)))}"
+        # Their first answers to a run's first prompts would be of different policies.
+        return [warning("engines", text, "start all of them with the same --model-path")]
+    if len(releases) > 1 or len(labels) > 1:
+        what = releases if len(releases) > 1 else labels
+        text = f"engines differ: {', '.join(sorted(map(str, what)))}"
+        return [
+            warning("engines", text, "start all of them alike; a run brings weights to one version itself")
+        ]
+    return []
+
+
+def _known(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"

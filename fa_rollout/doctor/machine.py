@@ -1,0 +1,139 @@
+"""The machine: memory, open files, proxies, clock, room on disks, programs, packages."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import fa_rollout
+from fa_rollout.config import Config
+from fa_rollout.doctor.outcome import Outcome, error, judged, ok, skipped, warning
+from fa_rollout.launcher.rundir import run_base
+from fa_rollout.preflight import check_command, check_descriptors, check_memory, check_proxies, num_requests
+from fa_rollout.version import __version__
+from shm.headroom import available_bytes
+
+_SMALL_SHM_BYTES = 1 << 30
+_LOG_ROOM_BYTES = 1 << 30
+_DAY_S = 86400.0
+_PACKAGES = (
+    *("numpy", "torch", "msgspec", "aiohttp", "tokenizers", "safetensors", "pysimdjson"),
+    *("transformers", "pyarrow", "sglang", "slime", "ray"),
+)
+
+
+def memory(config: Config) -> list[Outcome]:
+    """Room for the ring, in the machine and in every cgroup."""
+    headroom = available_bytes()
+    text = (
+        f"the ring takes {size(config.ring.bytes)} of {size(headroom.available_bytes)}, by {headroom.limiter}"
+    )
+    return judged("memory", check_memory(config.ring.bytes, headroom), text)
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:
+    """The ring needs none of it; torch's data loaders and NCCL do."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        text = f"{folder} is not there; the ring needs none of it, torch's data loaders and NCCL do"
+        return [warning("shm", text, "mount a tmpfs there")]
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    text = f"{folder} has {size(free)} free of {size(total)}; the ring needs none of it"
+    if free < _SMALL_SHM_BYTES:
+        fix = "docker run --shm-size=8g, if the trainer uses data loader workers or NCCL on several devices"
+        return [warning("shm", text, fix)]
+    return [ok("shm", text)]
+
+
+def descriptors(config: Config) -> list[Outcome]:
+    """Open files."""
+    needed, limit = num_requests(config), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    text = f"{limit:,} open files allowed, for {needed:,} samples at once"
+    return judged("descriptors", check_descriptors(needed, limit), text)
+
+
+def proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Outcome]:
+    """Proxies that are passed by."""
+    findings = check_proxies(urls, environment)
+    return judged("proxies", findings, "engines are asked directly, and no proxy is meant for them")
+
+
+def clock() -> list[Outcome]:
+    """A wall clock that is far behind confuses every log and every certificate."""
+    newest_s = max(path.stat().st_mtime for path in Path(fa_rollout.__file__).parent.glob("*.py"))
+    now_s = time.time()
+    text = f"it is {time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(now_s))}"
+    if now_s < newest_s - _DAY_S:
+        return [warning("clock", f"{text}, and files of this package are newer", "set the clock (NTP)")]
+    return [ok("clock", text)]
+
+
+def output(config: Config) -> list[Outcome]:
+    """Where the run's books go."""
+    folder = config.run.output_dir
+    if folder is None:
+        return [skipped("output", "run.output_dir is not set: no log is kept, for report and replay")]
+    return [_room("output", "run.output_dir", Path(folder).expanduser(), _LOG_ROOM_BYTES)]
+
+
+def weights(config: Config, model: Path | None) -> list[Outcome]:
+    """Room for the weight files on their way to the engines: two versions."""
+    num_bytes = 0 if model is None else sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    return [_room("weights", "the folder of weight files (TMPDIR)", run_base(), 2 * num_bytes)]
+
+
+def programs(command: Sequence[str]) -> list[Outcome]:
+    """The trainer's program, and torchrun."""
+    if command:
+        return judged("command", check_command(command), f"{shutil.which(command[0])}")
+    torchrun = shutil.which("torchrun") or shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    if torchrun is None:
+        text = "torchrun is not on PATH, and no trainer's command was given"
+        return [
+            warning("command", text, "activate the environment of the trainer, or give its command after --")
+        ]
+    return [ok("command", f"none given; torchrun is {torchrun}")]
+
+
+def packages() -> list[Outcome]:
+    """Releases of what matters, for bug reports."""
+    found = [f"python {platform.python_version()}", f"fa-rollout {__version__}"]
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    where = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} CPUs"
+    return [ok("packages", where, [", ".join(found)])]
+
+
+def _room(check: str, what: str, folder: Path, needed: int) -> Outcome:
+    """Whether files can be made in a folder, or in the nearest one above it that is there."""
+    above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as found:
+        text = f"{what} = {folder} must take files, and {above} does not ({found.strerror})"
+        return error(check, text, "name a folder that is yours, or change its permissions")
+    free = shutil.disk_usage(above).free
+    text = f"{what} = {folder}: {size(free)} free"
+    if free < needed:
+        return warning(check, f"{text}, {size(needed)} are wanted", "make room, or name a folder with more")
+    return ok(check, text)
+
+
+def size(num_bytes: float) -> str:
+    """As people read it."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} GiB"

@@ -1,0 +1,89 @@
+"""Model and tokenizer: loadable, and the same on both sides of the wire."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fa_rollout.client.completion import Completion
+from fa_rollout.client.examine import text_of
+from fa_rollout.client.probe import EngineInfo
+from fa_rollout.config import Config, ConfigError
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
+
+_SHOWN = 60
+
+
+def folder_of(config: Config, info: EngineInfo | None) -> str | None:
+    """The tokenizer's folder, as a run finds it; None where nobody tells one."""
+    return config.engine.tokenizer or config.engine.model or (info.model_path if info else None)
+
+
+def tokenizer(folder: str | None) -> tuple[list[Outcome], Tokenizer | None]:
+    """Load it."""
+    if folder is None:
+        text = "no folder is known: no engine answers, and neither engine.tokenizer nor engine.model is set"
+        return [error("tokenizer", text, "set engine.tokenizer, or start the engines")], None
+    try:
+        loaded = Tokenizer.load(folder)
+    except ConfigError as found:
+        return [error("tokenizer", str(found), "name the folder that the model was saved to")], None
+    ends = ", ".join(
+        f"{ident} {loaded.decode([ident], skip_special_tokens=False)!r}" for ident in loaded.eos_ids
+    )
+    text = f"{folder}: {loaded.vocab_size:,} tokens; an answer ends with {ends or 'nothing'}"
+    if not loaded.eos_ids:
+        fix = "put eos_token_id into generation_config.json, or every answer runs to sampling.max_new_tokens"
+        return [warning("tokenizer", text, fix)], loaded
+    return [ok("tokenizer", text)], loaded
+
+
+def agreement(info: EngineInfo, loaded: Tokenizer) -> list[Outcome]:
+    """Sizes and ends, as far as the engine's model can be read here."""
+    if info.vocab_size is None:
+        text = f"{info.model_path} cannot be read here: vocabulary and ends are not compared"
+        return [skipped("agreement", text)]
+    if loaded.vocab_size > info.vocab_size:
+        text = (
+            f"the tokenizer has {loaded.vocab_size:,} tokens, and the engine's model knows "
+            f"{info.vocab_size:,}: ids beyond them can end an engine"
+        )
+        return [error("agreement", text, "engine.tokenizer must be that of the engine's model")]
+    ends = _model_ends(Path(str(info.model_path)))
+    if ends and not ends <= set(loaded.eos_ids):
+        text = (
+            f"the engine's model ends answers with {sorted(ends)}, the tokenizer with {list(loaded.eos_ids)}"
+        )
+        return [warning("agreement", text, "engine.tokenizer must be the folder of the engine's model")]
+    return [
+        ok("agreement", f"the model has {info.vocab_size:,} tokens, and ends answers as the tokenizer does")
+    ]
+
+
+def spelling(completion: Completion, loaded: Tokenizer) -> list[Outcome]:
+    """Tokens that an engine made, spelt by both."""
+    theirs = text_of(completion)
+    if theirs is None:
+        return [skipped("spelling", "the engine has no tokenizer of its own: nothing to compare with")]
+    ours = loaded.decode(completion.output_ids)
+    if ours.strip() != theirs.strip():
+        text = f"the engine spells its answer {_shown(theirs)}, the tokenizer {_shown(ours)}"
+        return [error("spelling", text, "engine.tokenizer must be that of the engine's model")]
+    text = f"{len(completion.output_ids)} tokens of an answer read the same on both sides: {_shown(ours)}"
+    return [ok("spelling", text)]
+
+
+def _model_ends(folder: Path) -> set[int]:
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        try:
+            tree: Any = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        value = tree.get("eos_token_id")
+        ends.update(value if isinstance(value, list) else [value])
+    return {ident for ident in ends if isinstance(ident, int)}
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

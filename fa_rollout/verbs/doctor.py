@@ -1,0 +1,74 @@
+"""`fa-rollout-proc doctor`: everything that a run depends on, tried."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+from fa_rollout.launcher.ending import EXIT_REFUSED
+from fa_rollout.verbs.configured import add_arguments, configuration, seconds
+
+
+def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Arguments of `doctor`."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="try everything that a run depends on, and say how to mend it",
+        usage="fa-rollout-proc doctor [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
+        description=(
+            "Makes every check of a run's start, and beyond them executes: asks the engines for what they\n"
+            "are and for an answer, encodes the prompts and shows the first as they will be sent, imports\n"
+            "reward, filter and custom generate, and scores a group. Exit code 2 when something must be\n"
+            "mended."
+        ),
+        epilog="example:\n  fa-rollout-proc doctor run.toml -- torchrun --nproc-per-node 8 train.py",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print a list of objects in place of the table")
+    parser.add_argument(
+        "--patience", type=seconds, default=10.0, metavar="T", help="for an engine that does not answer (10s)"
+    )
+    parser.add_argument(
+        "--start-engine",
+        action=argparse.BooleanOptionalAction,
+        help="where engine.urls is empty, start one of the engines that the run would start, and ask it\n"
+        "(default: the embedded engine yes, SGLang no)",
+    )
+    parser.set_defaults(call=call, takes_command=True)
+
+
+def call(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Examine, and return the exit code."""
+    config = configuration(options)
+    from rich.console import Console
+
+    from fa_rollout.doctor.examination import examination
+    from fa_rollout.doctor.outcome import Status
+    from fa_rollout.doctor.show import as_json, show
+
+    starts = config.launch.server == "embedded" if options.start_engine is None else options.start_engine
+    work = examination(config, command, patience_s=options.patience, starts_engine=starts)
+    with _quiet_stdout() if options.json else nullcontext():
+        outcomes = asyncio.run(work)
+    if options.json:
+        print(as_json(outcomes))
+    else:
+        show(outcomes, Console(highlight=False))
+    return EXIT_REFUSED if any(outcome.status is Status.ERROR for outcome in outcomes) else 0
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """What user code prints, here or in its worker processes, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
