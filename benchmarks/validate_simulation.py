@@ -10,6 +10,7 @@ the run, in its order), and the mean time that an update made the engines stand 
 import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--picture", type=Path, help="where the curves over the staleness bound go")
     parser.add_argument("--quick", action="store_true", help="fewer rows and steps")
-    parser.add_argument("--only", help="the rows whose name has this text")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows by their names")
     parser.add_argument("--trainer", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--interval", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -268,8 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     rows = []
     for setting in settings(quick=options.quick):
-        if options.only is None or options.only in setting.name:
-            rows.append(compare(setting, num_steps=12 if options.quick else 40))
+        if re.search(options.only, setting.name):
+            rows.append(compare(setting, num_steps=12 if options.quick else 30))
             print(_line(rows[-1]), flush=True)
     found = errors(rows)
     print("errors: " + " ".join(f"{key}={value:.3g}" for key, value in found.items()))
