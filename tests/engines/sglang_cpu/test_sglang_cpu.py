@@ -97,6 +97,28 @@ def test_a_killed_supervisor_takes_its_service_with_it() -> None:
                 orphan.kill()
 
 
+def scratch_of(process: "subprocess.Popen[bytes]") -> Path:
+    """The folder that a service works in."""
+    (service,) = psutil.Process(process.pid).children()
+    return Path(service.environ()["TMPDIR"])
+
+
+def test_what_a_killed_supervisor_left_is_gone_after_the_next_start() -> None:
+    with start_supervisor() as killed:
+        left, orphans = scratch_of(killed), below(killed.pid)
+        killed.send_signal(signal.SIGKILL)
+        for orphan in orphans:
+            if orphan.is_running():
+                orphan.kill()
+        assert all_gone(orphans)
+    assert left.is_dir()
+    with start_supervisor() as next_one:
+        assert not left.exists()
+        mine = scratch_of(next_one)
+        next_one.terminate()
+    assert not mine.exists()
+
+
 def test_what_is_not_installed_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

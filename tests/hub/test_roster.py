@@ -1,0 +1,80 @@
+"""Wishes for engines: each answered once, given to the next generator when one does not live to answer."""
+
+from typing import Any
+
+import pytest
+
+from fa_rollout.hub.roster import Roster
+from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Refused, Reply
+
+
+class Scene:
+    """A roster, and what it said to whom."""
+
+    def __init__(self) -> None:
+        self.orders: list[Any] = []
+        self.answers: list[Message] = []
+        self.warnings: list[str] = []
+        self.roster = Roster(
+            note=lambda event, **values: None, warn=self.warnings.append, to_generator=self.orders.append
+        )
+
+    def wish(self, url: str, *, joins: bool = True, request: int = 7) -> None:
+        message = ChangeEngines(request=request, url=url, joins=joins, drain_s=3.0)
+        self.roster.wish(message, self.answers.append)
+
+    def answer(self, order: ChangeEngines, engines: list[str], error: str | None = None) -> None:
+        self.roster.changed(
+            EnginesChanged(request=order.request, url=order.url, error=error, engines=engines, concurrency=8)
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    scene = Scene()
+    scene.roster.generator_is_up([])
+    return scene
+
+
+def test_a_wish_is_passed_on_and_its_answer_goes_to_who_asked(scene: Scene) -> None:
+    scene.wish("b")
+    (order,) = scene.orders
+    assert (order.url, order.joins, order.drain_s) == ("b", True, 3.0)
+    scene.answer(order, ["a", "b"])
+    (answer,) = scene.answers
+    assert isinstance(answer, Reply)
+    assert answer.request == 7
+    assert answer.value["engines"] == ["a", "b"] == scene.roster.urls
+
+
+def test_what_cannot_be_done_is_refused_and_warned_of(scene: Scene) -> None:
+    scene.wish("b")
+    scene.answer(scene.orders[0], ["a"], error="it does not come up")
+    (answer,) = scene.answers
+    assert isinstance(answer, Refused)
+    assert answer.request == 7
+    assert "it does not come up" in scene.warnings[0]
+
+
+def test_the_next_generator_gets_what_the_last_one_left_open(scene: Scene) -> None:
+    scene.wish("b")
+    scene.wish("c")
+    scene.answer(scene.orders[0], ["a", "b"])
+    scene.roster.generator_is_gone()
+    scene.wish("d")
+    assert len(scene.orders) == 2
+    scene.roster.generator_is_up([])
+    assert [order.url for order in scene.orders] == ["b", "c", "c", "d"]
+
+
+def test_an_answer_that_comes_twice_counts_once(scene: Scene) -> None:
+    scene.wish("b")
+    for _ in range(2):
+        scene.answer(scene.orders[0], ["a", "b"])
+    assert len(scene.answers) == 1
+
+
+def test_what_a_life_found_out_is_kept_for_the_next(scene: Scene) -> None:
+    scene.roster.generator_is_gone()
+    scene.roster.generator_is_up([{"url": "a"}])
+    assert scene.roster.known == [{"url": "a"}]
