@@ -86,6 +86,8 @@ class Recovery:
         if lane is None:
             _LOG.warning("event=worker_lost endpoint=%s error=%s", engine.url, error)
             self._take_out(engine)
+            if self.weights is not None and self.weights.is_streamed:
+                self._background.spawn(self._fleet.set_aside(engine))  # for who knows how long
         elif lane.circuit.open(str(error)):
             self.opened(lane)
         else:
