@@ -88,7 +88,8 @@ def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fa-rollout-proc {__version__}")
     help = "of all processes of a run but the trainer (default: %(default)s)"
-    parser.add_argument("--log-level", default="warning", choices=log_level.LEVELS, help=help)
+    default = log_level.chosen()
+    parser.add_argument("--log-level", default=default, choices=log_level.LEVELS, help=help)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb in VERBS:
         verb.add(verbs)

@@ -6,6 +6,13 @@ import sys
 
 VARIABLE = "FA_ROLLOUT_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
+PLAIN = "warning"
+
+
+def chosen() -> str:
+    """The level that the environment names."""
+    level = os.environ.get(VARIABLE, PLAIN)
+    return level if level in LEVELS else PLAIN
 
 
 def pass_on(level: str) -> None:
@@ -15,9 +22,6 @@ def pass_on(level: str) -> None:
 
 def configure(who: str) -> None:
     """Log to standard error, each line with the name of the process."""
-    level = os.environ.get(VARIABLE, "info")
     logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper() if level in LEVELS else logging.INFO,
-        format=f"{who} %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr, level=chosen().upper(), format=f"{who} %(levelname)s %(name)s %(message)s"
     )
