@@ -44,6 +44,8 @@ def attach(
     dp_size: int | None,
     peer: int,
     num_peers: int,
+    node: int | None = None,
+    num_nodes: int | None = None,
     timeout_s: float,
     environment: Mapping[str, str] = os.environ,
 ) -> Attached:
@@ -59,6 +61,8 @@ def attach(
         dp_size=_place(environment, "WORLD_SIZE", 1) if dp_size is None else dp_size,
         peer=peer,
         num_peers=num_peers,
+        node=int(environment.get("GROUP_RANK", 0)) if node is None else node,
+        num_nodes=int(environment.get("GROUP_WORLD_SIZE", 1)) if num_nodes is None else num_nodes,
     )
     deadline_s = time.monotonic() + timeout_s
     channel = connect(_given(address, "address", environment), deadline_s)

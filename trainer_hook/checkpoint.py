@@ -34,18 +34,27 @@ class Checkpoints:
     """Takes and loads states."""
 
     def __init__(
-        self, session: Session, *, spool_dir: str, limit_bytes: int, leads: bool, attach: int
+        self,
+        session: Session,
+        *,
+        spool_dir: str,
+        limit_bytes: int,
+        leads: bool,
+        attach: int,
+        node: tuple[int, int],
     ) -> None:
         """
         Args:
             spool_dir: where files for the hub go; empty: it takes none.
             leads: this rank's checkpoint is the one that counts.
             attach: number of this attachment, for names of files.
+            node: (number, how many there are), each with a state of its own.
         """
         self._session = session
         self._spool_dir = spool_dir
         self._limit_bytes = limit_bytes
         self._leads = leads
+        self._node, self._num_nodes = node
         self._names = (f"kept-{attach}-{number}" for number in itertools.count())
 
     def take(self, *, payload: bool, interrupt: bool) -> dict[str, Any]:
@@ -66,10 +75,13 @@ class Checkpoints:
                 sequences = [commit.sequence for commit in taken.records]
                 session.connection.post(m.StateCopied(snapshot=taken.snapshot, sequences=sequences))
         state: dict[str, Any] = msgspec.to_builtins(taken.state)
-        return state | {KEPT: kept}
+        state |= {KEPT: kept}
+        return state if self._num_nodes == 1 else {self._key: state}
 
     def load(self, state: dict[str, Any] | None) -> Any:
         """Give the run a state; where it stands then."""
+        if state is not None and self._num_nodes > 1:
+            state = self._part_of(state)
         request: dict[str, Any] = {"state": state}
         if state is not None and KEPT in state:
             kept = state[KEPT]
@@ -77,6 +89,20 @@ class Checkpoints:
             if kept and self._leads and self._spool_dir:
                 request |= self._hand_over(kept)
         return self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, **request)
+
+    @property
+    def _key(self) -> str:
+        return f"node{self._node}"
+
+    def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This node's part of a state."""
+        if self._key not in state:
+            raise HookStateError(
+                f"a state must have the part of each node of the job; this is node {self._node} of "
+                f"{self._num_nodes}, found {sorted(state)}: save and load the state on every node"
+            )
+        part: dict[str, Any] = state[self._key]
+        return part
 
     # --- taking -----------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class TrainerHook:
             limit_bytes=welcome.checkpoint_bytes,
             leads=attached.leads,
             attach=welcome.attach,
+            node=(welcome.node, welcome.num_nodes),
         )
         self.run = RunShape.of(welcome)
         close_at_exit(self)
@@ -83,6 +84,8 @@ class TrainerHook:
         peer: int = 0,
         num_peers: int = 1,
         nodes: "ProcessGroup | None" = None,
+        node: int | None = None,
+        num_nodes: int | None = None,
         timeout_s: float = 60.0,
     ) -> Self:
         """Join the run as one rank of a trainer.
@@ -102,6 +105,8 @@ class TrainerHook:
             nodes: for a job of several nodes, a process group of all its ranks that takes tensors of the CPU,
                 such as `torch.distributed.new_group(backend="gloo")`: batches then have as many micro-batches
                 on every rank of the job, and the figures of the whole job.
+            node, num_nodes: from GROUP_RANK and GROUP_WORLD_SIZE, as torchrun sets them. Where the
+                configuration does not say which prompts are this node's, they do.
 
         Raises:
             AttachTimeout: the hub was not ready in time; the text says how far it had come.
@@ -116,12 +121,14 @@ class TrainerHook:
             dp_size=dp_size,
             peer=peer,
             num_peers=num_peers,
+            node=node,
+            num_nodes=num_nodes,
             timeout_s=timeout_s,
         )
         name_crashes()
         hook = cls(attached)
         if nodes is not None:
-            hook._stepping.nodes = Nodes(nodes, speaks=attached.leads)
+            hook._stepping.nodes = Nodes(nodes, speaks=attached.leads, node=attached.welcome.node)
             hook._updating.pusher.spans_nodes = True
         return hook
 
@@ -277,7 +284,8 @@ class TrainerHook:
     def state_dict(self, *, payload: bool = False, interrupt: bool = False) -> dict[str, Any]:
         """Where the data stands, to be saved with the model: what is trained, and what is under way.
 
-        Plain numbers, text and lists; all ranks that call it between the same two steps get the same. Tokens
+        Plain numbers, text and lists; all ranks that call it between the same two steps get the same, and
+        those of several nodes each the part of their own, under the node's name: save all of them. Tokens
         of samples under way are in it where `rollout.partial` is `"resume"`: those that engines gave back so
         far, as at a weight update. `trainer.checkpoint_bytes` bounds what is kept of unfinished groups.
 

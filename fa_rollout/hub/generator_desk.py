@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.config import Data
-from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.fed import FedStream, LauncherDesk
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.meter import TooManyFailures
+from fa_rollout.hub.shards import Shards
 from fa_rollout.hub.states import States
-from fa_rollout.hub.stream import Source, Stream
+from fa_rollout.hub.stream import Source
 from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
 from trainer_hook.messages import Settlement
@@ -33,12 +32,14 @@ class GeneratorDesk:
         *,
         on_ready: Callable[[Flow], None],
         states: States,
+        shards: Shards,
         fed: FedStream | None = None,
         launcher: LauncherDesk | None = None,
     ) -> None:
         self._core = core
         self._on_ready = on_ready
         self._states = states
+        self._shards = shards
         self._fed = fed
         self._launcher = launcher
         self._num_prompts = 0
@@ -187,16 +188,7 @@ class GeneratorDesk:
         self._num_prompts = num_prompts
         if self._fed is not None:
             return self._flow(self._fed)
-        data = self._core.config.data
-        stream = Stream(
-            num_prompts=num_prompts,
-            epochs=data.epochs,
-            order=lambda epoch: epoch_order(num_prompts, epoch, seed=data.seed, shuffle=data.shuffle),
-            shard=data.shard,
-            num_shards=data.num_shards,
-            description=_in_words(num_prompts, data),
-        )
-        return self._flow(stream)
+        return self._flow(self._shards.stream(num_prompts))
 
     def _note(self, event: str, **values: Any) -> None:
         """What befalls groups in the flow alone."""
@@ -214,9 +206,3 @@ class GeneratorDesk:
             note=self._note,
             recording=core.recording,
         )
-
-
-def _in_words(num_prompts: int, data: Data) -> str:
-    order = f", shuffled by seed {data.seed}" if data.shuffle else ""
-    shard = f", shard {data.shard} of {data.num_shards}" if data.num_shards > 1 else ""
-    return f"{num_prompts} prompts{order}{shard}"

@@ -27,6 +27,7 @@ from fa_rollout.hub.generator_desk import GeneratorDesk
 from fa_rollout.hub.rank_desk import RankDesk
 from fa_rollout.hub.restarts import Restarts
 from fa_rollout.hub.roster import Roster
+from fa_rollout.hub.shards import Shards
 from fa_rollout.hub.states import States
 from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
@@ -83,13 +84,15 @@ class Hub:
         log.write("began", run=run, lineage=self.core.lineage, time_s=time.time(), config=to_dict(config))
         self._states = States(self.core)
         self._restarts = Restarts(self.core)
-        self.ranks = RankDesk(self.core, states=self._states, restarts=self._restarts)
+        shards = Shards(self.core, is_fed=fed is not None)
+        self.ranks = RankDesk(self.core, states=self._states, restarts=self._restarts, shards=shards)
         self._fed = fed
         self.launcher = None if fed is None else LauncherDesk(self.core, fed)
         self.generator = GeneratorDesk(
             self.core,
             on_ready=self.ranks.generator_is_ready,
             states=self._states,
+            shards=shards,
             fed=fed,
             launcher=self.launcher,
         )

@@ -12,6 +12,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.figures import statistics
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.restarts import Restarts
+from fa_rollout.hub.shards import Shards
 from fa_rollout.hub.states import States
 from fa_rollout.hub.world import Attachment
 from trainer_hook import messages as m
@@ -20,10 +21,11 @@ from trainer_hook import messages as m
 class RankDesk:
     """Serves the ranks."""
 
-    def __init__(self, core: Core, *, states: States, restarts: Restarts) -> None:
+    def __init__(self, core: Core, *, states: States, restarts: Restarts, shards: Shards) -> None:
         self._core = core
         self._states = states
         self._restarts = restarts
+        self._shards = shards
         self._num_attached = 0
         self._early: list[tuple[Attachment, Callable[[Flow], None]]] = []
         """Requests that came before the data was read."""
@@ -32,10 +34,11 @@ class RankDesk:
         """A rank comes."""
         if self._core.fatal is not None:
             return m.Refused(error=self._core.fatal.error, text=self._core.fatal.text)
-        refusal = self._core.world.refusal(hello)
+        refusal = self._core.world.refusal(hello) or self._shards.refusal(hello)
         if refusal is not None:
             return m.Refused(error="HookStateError", text=refusal)
         self._restarts.joins()
+        self._shards.joins(hello)
         self._num_attached += 1
         rank = Attachment(number=self._num_attached, hello=hello, connection=connection)
         self._core.world.join(rank)
@@ -59,6 +62,8 @@ class RankDesk:
             update_interval=rollout.update_interval,
             num_steps=rollout.num_steps,
             weights_dir=str(self._core.weights_dir),
+            node=self._shards.place[0],
+            num_nodes=self._shards.place[1],
             stall_s=self._core.config.trainer.stall_s,
             publish=m.Via(self._core.config.trainer.publish),
             bucket_bytes=self._core.config.trainer.bucket_bytes,

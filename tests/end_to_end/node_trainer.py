@@ -1,32 +1,34 @@
-"""One node's rank of a job of two nodes: writes down each step, one JSON line.
+"""One rank of a job of several nodes: writes down each step, one JSON line. To be started by torchrun.
 
-python -m tests.end_to_end.node_trainer OUTPUT NODE STORE_PORT
+torchrun ... -m tests.end_to_end.node_trainer FOLDER
 """
 
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from trainer_hook import EndOfData, PeerLost, TrainerHook
 
 
-def main(output: Path, node: int, port: int) -> int:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=node,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
+def main(folder: Path) -> int:
+    """Train from the checkpoint in the folder, if there is one, to the end of the data."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     with (
-        TrainerHook.attach(dp_rank=0, dp_size=1, nodes=dist.group.WORLD) as hook,
-        output.open("w") as seen,
+        TrainerHook.attach(nodes=dist.group.WORLD) as hook,
+        (folder / f"seen-{os.environ['RANK']}.jsonl").open("a") as seen,
     ):
-        while True:
-            try:
+        step = newest_of_all(folder)
+        if step:
+            hook.load_state_dict(torch.load(folder / f"step-{step}.pt", weights_only=True))
+            with hook.update_weights():
+                pass
+        try:
+            while True:
                 with hook.next_batch() as batch:
                     note = {
                         "step": batch.step,
@@ -38,16 +40,26 @@ def main(output: Path, node: int, port: int) -> int:
                         "reward_mean": batch.reward_mean,
                         "rewards": [s.reward for s in batch.samples],
                     }
-            except EndOfData:
-                return 0
-            except PeerLost as error:
-                print(f"PeerLost: {error}", file=sys.stderr)
-                return 3
-            seen.write(json.dumps(note) + "\n")
-            seen.flush()
-            with hook.update_weights():
-                pass
+                with hook.update_weights():
+                    pass
+                seen.write(json.dumps(note) + "\n")
+                seen.flush()
+                torch.save(hook.state_dict(payload=True), folder / "saving.pt")
+                (folder / "saving.pt").rename(folder / f"step-{hook.step}.pt")
+        except EndOfData:
+            return 0
+        except PeerLost as error:
+            print(f"PeerLost: {error}", file=sys.stderr, flush=True)
+            return 3
+
+
+def newest_of_all(folder: Path) -> int:
+    """The newest step that every node has saved; 0 where one has none."""
+    saved = [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.pt")]
+    newest = torch.tensor(max(saved, default=0))
+    dist.all_reduce(newest, dist.ReduceOp.MIN)
+    return int(newest)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,15 +1,18 @@
 """A job of two nodes: two hubs, generators and engines that share nothing, one of them slow."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
@@ -24,34 +27,54 @@ LENGTHS = ((4, 40), (40, 100))
 
 
 class Node:
-    """One node: a run, and its part of the trainer."""
+    """One node: a run, and the job's agent on its own address."""
 
     def __init__(self, run: Rig, place: int, port: int) -> None:
         self.run = run
-        self.output = run.folder / "seen.jsonl"
-        command = [sys.executable, "-m", "tests.end_to_end.node_trainer"]
-        self.trainer = subprocess.Popen(
-            [*command, str(self.output), str(place), str(port)],
-            env=run.environment,
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        command += [f"--node-rank={place}", f"--local-addr=127.0.0.{place + 1}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        self.place = place
+        self.agent = subprocess.Popen(
+            [*command, "-m", "tests.end_to_end.node_trainer", str(run.folder)],
+            env={**run.environment, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def steps(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.output.read_text().splitlines()]
+        path = self.run.folder / f"seen-{self.place}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def end(self, timeout_s: float) -> tuple[int, str]:
-        _, stderr = self.trainer.communicate(timeout=timeout_s)
-        return self.trainer.returncode, stderr
+        _, stderr = self.agent.communicate(timeout=timeout_s)
+        return self.agent.returncode, stderr
+
+    def kill(self) -> None:
+        """As when the machine loses its power: agent and trainer at once."""
+        family = [self.agent.pid]
+        with suppress(psutil.NoSuchProcess):
+            family += [child.pid for child in psutil.Process(self.agent.pid).children(recursive=True)]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.agent.wait()
+
+    def close(self) -> None:
+        self.kill()
+        if self.agent.stderr is not None:
+            self.agent.stderr.close()
 
 
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+@contextmanager
+def job(folder: Path) -> Iterator[list[Node]]:
+    """A job of two nodes, in the folders of the one before; nobody tells the runs which node is whose."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     with ExitStack() as stack:
-        found = []
+        nodes = []
         for place, (speed, (low, high)) in enumerate(zip(SPEEDS, LENGTHS, strict=True)):
             script = Script(
                 host=f"127.0.0.{place + 1}",
@@ -61,49 +84,58 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
             )
             engine = stack.enter_context(ScriptedEngine.start(script))
             run = Rig(
-                tmp_path / f"node{place}",
+                folder / f"node{place}",
                 engine,
                 rollout={"num_steps": NUM_STEPS + 2 * place},
-                data={"shard": place, "num_shards": 2},
                 trainer={"max_tokens_per_micro_batch": 130},
             )
-            found.append(Node(stack.enter_context(run), place, port))
-        try:
-            yield found
-        finally:
-            for node in found:
-                node.trainer.kill()
-                node.trainer.wait()
-                if node.trainer.stderr is not None:
-                    node.trainer.stderr.close()
+            nodes.append(Node(stack.enter_context(run), place, port))
+            stack.callback(nodes[-1].close)
+        yield nodes
 
 
-@pytest.mark.timeout(200)
-def test_nodes_share_the_prompts_and_agree_on_every_step(nodes: list[Node]) -> None:
-    assert [node.end(120)[0] for node in nodes] == [0, 0]
-    steps = [node.steps() for node in nodes]
-    assert [len(one) for one in steps] == [NUM_STEPS, NUM_STEPS], "the node with fewer steps ends both"
-    for one, other in zip(*steps, strict=True):
+def until_under_way(node: Node) -> None:
+    deadline_s = time.monotonic() + 90
+    while not node.steps():
+        assert time.monotonic() < deadline_s
+        assert node.agent.poll() is None, node.end(1)
+        time.sleep(0.05)
+
+
+def assert_agreed(nodes: Sequence[Node]) -> None:
+    """Both saw the same steps, and together every prompt of the data once an epoch."""
+    steps = [{step["step"]: step for step in node.steps()} for node in nodes]  # of one trained twice the last
+    assert [sorted(one) for one in steps] == [list(range(NUM_STEPS))] * 2, "the shorter run ends both"
+    for one, other in ((steps[0][step], steps[1][step]) for step in range(NUM_STEPS)):
         assert one["num_micro_batches"] == other["num_micro_batches"]
         assert one["num_tokens_global"] == one["num_tokens"] + other["num_tokens"]
         assert one["num_samples_global"] == other["num_samples_global"] == 16
         rewards = one["rewards"] + other["rewards"]
         assert one["reward_mean"] == pytest.approx(sum(rewards) / len(rewards))
-    samples = [tuple(sample) for one in steps for step in one for sample in step["samples"]]
-    assert len(set(samples)) == len(samples), "no prompt is taken by two nodes"
-    epochs = {epoch for epoch, _, _ in samples}
-    assert len(samples) == NUM_STEPS * 2 * 8
-    assert epochs == set(range(-(-NUM_STEPS * 8 // NUM_PROMPTS)))
+    samples = [tuple(s) for one in steps for step in one.values() for s in step["samples"]]
+    assert len(set(samples)) == len(samples) == NUM_STEPS * 2 * 8, "no prompt is taken by two nodes"
+    assert {epoch for epoch, _, _ in samples} == set(range(-(-NUM_STEPS * 8 // NUM_PROMPTS)))
 
 
-@pytest.mark.timeout(200)
-def test_a_killed_node_ends_the_other_with_an_error_that_says_so(nodes: list[Node]) -> None:
-    one, other = nodes
-    deadline_s = time.monotonic() + 60
-    while not other.output.exists() or not other.steps():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    other.trainer.kill()
-    code, stderr = one.end(30)
-    assert code != 0
-    assert "PeerLost: all nodes must agree" in stderr
+@pytest.mark.timeout(240)
+def test_nodes_share_the_prompts_and_agree_on_every_step(tmp_path: Path) -> None:
+    with job(tmp_path) as nodes:
+        assert [node.end(120)[0] for node in nodes] == [0, 0]
+        assert_agreed(nodes)
+        assert [node.run.events("shard")[0]["shard"] for node in nodes] == [0, 1]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_node_ends_the_job_with_an_error_that_names_it_and_the_job_goes_on(
+    tmp_path: Path, lost: int
+) -> None:
+    with job(tmp_path) as nodes:
+        until_under_way(nodes[lost])
+        nodes[lost].kill()
+        code, stderr = nodes[1 - lost].end(60)
+        assert code != 0
+        assert f"PeerLost: all nodes must agree on each step's batch; node {lost} (" in stderr
+    with job(tmp_path) as nodes:
+        assert [node.end(120)[0] for node in nodes] == [0, 0]
+        assert_agreed(nodes)

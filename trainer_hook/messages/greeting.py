@@ -21,6 +21,9 @@ class Hello(Message):
     peer: int = 0
     """Index among the processes of one dp_rank (tensor, context parallel); they get the same samples."""
     num_peers: int = 1
+    node: int = 0
+    """This rank's among those of the job that have a hub each."""
+    num_nodes: int = 1
 
 
 class Welcome(Message):
@@ -46,6 +49,9 @@ class Welcome(Message):
     """How weights are pushed by default."""
     bucket_bytes: int = 512 << 20
     """Weights are gathered and sent in pieces of about this size."""
+    node: int = 0
+    """Whose prompts this run takes."""
+    num_nodes: int = 1
     spool_dir: str = ""
     """Folder for files that go between rank, hub and generator at a checkpoint."""
     checkpoint_bytes: int = 0
