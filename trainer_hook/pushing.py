@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook import messages as m
-from trainer_hook.errors import HookError, StreamBroken, WeightUpdateFailed
+from trainer_hook.errors import HookError, PublishFailed, StreamBroken, WeightUpdateFailed
 from trainer_hook.gathering import Gathering
 from trainer_hook.publish import publish
 from trainer_hook.session import Session
@@ -77,12 +77,15 @@ class Pusher:
         for number in range(1, _MAX_PASSES + 1):
             failure = self._pass(weights, begun, via)
             may_repeat = number < _MAX_PASSES and not self.spans_nodes
-            if not self._again(wanted=isinstance(failure, StreamBroken) and may_repeat):
+            again = isinstance(failure, StreamBroken) and may_repeat
+            word = self._agree(again=again, failure=None if failure is None else str(failure))
+            if not word["again"]:
                 break
-        if isinstance(failure, StreamBroken):
-            raise WeightUpdateFailed(f"the engines did not take the weights: {failure}") from failure
-        if failure is not None:
+        if isinstance(failure, PublishFailed):
             raise failure
+        if word["failure"] is not None:
+            text = f"the engines did not take the weights: {word['failure']}"
+            raise WeightUpdateFailed(text) from failure
 
     def _pass(self, weights: Gathering, begun: m.UpdateBegun, via: m.Via) -> HookError | None:
         """Send everything once; what went wrong, on the leader."""
@@ -103,16 +106,18 @@ class Pusher:
             self._group = stream.group
         return stream.failure
 
-    def _again(self, *, wanted: bool) -> bool:
+    def _agree(self, *, again: bool, failure: str | None) -> dict[str, Any]:
         """What the leader says, heard by every rank when all have made their pass."""
         reply = self._session.ask(
             m.UpdatePassed,
             waits_for="all ranks and engines to be through with the weights",
             timeout_s=self._session.wait_timeout_s,
-            again=wanted,
+            again=again,
+            failure=failure,
         )
         assert isinstance(reply, m.Reply)
-        return bool(reply.value)
+        assert isinstance(reply.value, dict)
+        return reply.value
 
 
 class _Engines:

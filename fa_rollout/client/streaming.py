@@ -196,6 +196,11 @@ class WeightStream:
             await self._fleet.set_aside(engine)
         await asyncio.gather(*(self._let_go(engine) for engine in members))
 
+    async def supersede(self) -> None:
+        """Whatever a stream has brought, engines have whole weights from elsewhere now."""
+        members, self._members = self._members, None
+        await asyncio.gather(*(self._end_session(engine) for engine in members or []))
+
     async def forget_group(self) -> None:
         """Engines leave the group that they are in, if they are in one."""
         group, self._group = self._group, None
@@ -229,6 +234,12 @@ class WeightStream:
     async def _let_go(self, engine: Engine) -> None:
         try:
             await control.set_label(engine, control.IN_PIECES)
+        except ControlFailed as error:
+            _LOG.info("event=label_not_set endpoint=%s error=%s", engine.url, error)
+        await self._end_session(engine)
+
+    async def _end_session(self, engine: Engine) -> None:
+        try:
             await self._sessions.end(engine, limit_s=self._policy.control_timeout_s)
         except ControlFailed as error:
             _LOG.info("event=session_left_open endpoint=%s error=%s", engine.url, error)

@@ -74,7 +74,7 @@ class StreamStages:
             case JoinGroup():
                 await streams.join_group(stage)
             case TakeTensors():
-                await streams.take_tensors(await asyncio.to_thread(Path(stage.path).read_bytes))
+                await streams.take_tensors(await _read(stage.path))
             case TakeBroadcast():
                 await streams.take_broadcast(stage)
             case SealStream():
@@ -95,6 +95,13 @@ class StreamStages:
                     raise
                 logger.warning("event=stream_waits error=%s", error)
             await asyncio.sleep(RECOVERY_RETRY_S)
+
+
+async def _read(path: str) -> bytes:
+    try:
+        return await asyncio.to_thread(Path(path).read_bytes)
+    except OSError as error:  # a trainer that gave up has removed it
+        raise ControlFailed(f"a bucket of weights must be there to be sent: {error}") from error
 
 
 def may_retry(error: Exception) -> bool:

@@ -184,6 +184,7 @@ class EngineUpdates:
                 await self._pool.update_weights_from_disk(
                     message.path, label, changed=message.changed, base=base
                 )
+                await self._pool.streams.supersede()
             self._book.confirm(message.version)
         finally:
             bubble_s = await self._continue()

@@ -136,10 +136,11 @@ class Updates:
         requests = [(member, said) for member, said in entered if isinstance(said, UpdatePassed)]
         if len(requests) < len(entered):
             return
-        again = any(said.again for _, said in requests)
+        failure = next((said.failure for _, said in requests if said.failure is not None), None)
+        word = {"again": any(said.again for _, said in requests), "failure": failure}
         for member, said in requests:
             member.entered_update = None
-            self._to_rank(member, Reply(request=said.request, value=again))
+            self._to_rank(member, Reply(request=said.request, value=word))
 
     def publish(self, rank: Attachment, message: UpdatePublish) -> None:
         """A rank leaves; with the last one the engines load."""

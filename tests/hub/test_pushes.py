@@ -157,3 +157,30 @@ def test_a_rank_that_raises_ends_the_stage_that_the_leader_waits_for(
         assert other == -1
         assert isinstance(leader, WeightUpdateFailed)
         assert "a bug of the trainer's" in str(leader)
+
+
+def test_ranks_that_catch_a_failed_push_may_push_files_in_the_same_block(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    def work(_: int, hook: TrainerHook) -> int:
+        with hook.update_weights() as update:
+            with pytest.raises(WeightUpdateFailed, match="no such weight"):
+                update.push(STATE)
+            update.push(STATE, via="disk")
+        return hook.version
+
+    with rig(trainer=BY_TENSOR) as run:
+        engine.configure(rules=[Rule(path=TENSORS, status=400, body='{"message":"no such weight"}')])
+        assert on_both_ranks(run, work) == [1, 1]
+        (loaded,) = engine.requests("/update_weights_from_disk")
+        assert loaded.body["weight_version"].endswith(":1")
+        assert engine.state()["pause_mode"] is None
+        engine.clear()
+        with run.attach(0, 2) as first, run.attach(1, 2) as second, ThreadPoolExecutor(2) as pool:
+            steps = list(pool.map(train_a_step, (first, second)))
+        assert steps[0] == steps[1]
+
+
+def train_a_step(hook: TrainerHook) -> int:
+    with hook.next_batch() as batch:
+        return batch.step

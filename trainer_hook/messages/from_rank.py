@@ -60,13 +60,14 @@ class UpdateStage(Message):
 
 
 class UpdatePassed(Message):
-    """A rank is through with its weights. When all are, each hears by `Reply` what the leader says.
-
-    True: once more, since engines were lost in the middle.
-    """
+    """A rank is through with its weights. When all are, each hears by `Reply` what the leader says: a plain
+    dict of the two fields below."""
 
     request: int
     again: bool = False
+    """Once more, since engines were lost in the middle."""
+    failure: str | None = None
+    """The engines did not take the weights."""
 
 
 class UpdatePause(Message):
