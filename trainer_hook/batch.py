@@ -101,10 +101,14 @@ class MicroBatch:
         """[n] int64"""
         return as_tensor(self.arrays.group_reward_count)
 
-    def extra(self, name: str) -> "torch.Tensor":
+    def extra(self, name: str, rows: slice = slice(None)) -> "torch.Tensor":
         """An extra column (`record.columns`): [T, ...] where tokens have rows, 0 for those without; [n, ...]
-        where each sample has one value; all rows in order where samples have any number of them."""
-        return as_tensor(self.arrays.extra(name))
+        where each sample has one value; all rows in order where samples have any number of them.
+
+        `rows` are the ones that are wanted, such as `slice(peer, None, num_peers)` of a context-parallel
+        rank: no more than these are taken out of the ring.
+        """
+        return as_tensor(self.arrays.extra(name, rows))
 
     def advantages(self, eps: float = 1e-6) -> "torch.Tensor":
         """[n] float32: (reward - group mean) / (group std + eps), as GRPO has it, arXiv 2402.03300."""

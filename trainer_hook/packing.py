@@ -84,26 +84,39 @@ class PackedArrays:
         """[n]"""
         return np.array([sample.group_reward_count for sample in self._samples], np.int64)
 
-    def extra(self, name: str) -> npt.NDArray[Any]:
-        """An extra column of all samples.
+    def extra(self, name: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
+        """An extra column of all samples, or these rows of it, made without the others.
 
         [T, ...] where it has rows for tokens, 0 where a token has none (a prompt's, or a sample's last);
         [n, ...] where samples have one value each; [items, ...] where they have any number.
+
+        Raises:
+            ValueError: rows are asked for from the end to the start.
         """
         parts = [sample.arrays.extras[name] for sample in self._samples]
         starts = self.cu_seqlens[:-1]
         match self._samples[0].extra_axis(name):
             case "N":
-                return np.stack(parts)
+                return np.stack(parts)[rows]
             case "X":
-                return np.concatenate(parts)
+                return np.concatenate(parts)[rows]
             case "R":
                 starts = self.cu_seqlens[1:] - np.array([len(part) for part in parts], np.int32)
-        out = np.zeros((self.cu_seqlens[-1], *parts[0].shape[1:]), parts[0].dtype)
-        for start, part in zip(starts.tolist(), parts, strict=True):
-            out[start : start + len(part)] = part
-        return out
+        return _strided(parts, starts.tolist(), range(int(self.cu_seqlens[-1]))[rows])
 
     @cached_property
     def num_loss_tokens(self) -> int:
         return int(np.count_nonzero(self.loss_mask))
+
+
+def _strided(parts: Sequence[npt.NDArray[Any]], starts: Sequence[int], rows: range) -> npt.NDArray[Any]:
+    """Rows of an array that has each part at its start and 0 elsewhere."""
+    if rows.step < 1:
+        raise ValueError(f"rows of a column are taken from its start to its end, found a step of {rows.step}")
+    out = np.zeros((len(rows), *parts[0].shape[1:]), parts[0].dtype)
+    for start, part in zip(starts, parts, strict=True):
+        first = max(0, -(-(start - rows.start) // rows.step))
+        last = min(len(rows), -(-(start + len(part) - rows.start) // rows.step))
+        if first < last:
+            out[first:last] = part[rows[first] - start : rows[last - 1] - start + 1 : rows.step]
+    return out

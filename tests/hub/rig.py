@@ -29,7 +29,7 @@ NUM_PROMPTS = 11
 
 
 def merged(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {name: section | changes.get(name, {}) for name, section in tree.items()}
+    return {name: tree.get(name, {}) | changes.get(name, {}) for name in [*tree, *changes]}
 
 
 class Rig:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import ConfigError
+from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.hub import replay
-from tests.hub.rig import Rig, add_up
+from tests.hub.rig import VOCAB_SIZE, Rig, add_up
 from trainer_hook.errors import UnsplittableBatch
 
 MakeRig = Callable[..., Rig]
@@ -74,6 +75,46 @@ def test_peers_read_the_same_records_and_a_record_is_free_when_all_have_left_it(
         assert add_up(run.stop().counts)
     assert seen[0] == seen[1]
     assert len({(group, member) for group, member, _ in seen[0]}) == 48
+
+
+def test_peers_take_their_own_stripes_of_large_side_data(tmp_path: Path) -> None:
+    """Each peer reads every second row, by strides into the ring and by packed rows; together they have all."""
+    column = {"name": "routed_experts", "dtype": "int32", "per": "input_token", "shape": [4, 2]}
+    script = Script(vocab_size=VOCAB_SIZE, lengths=Lengths(kind="uniform", low=4, high=40), experts=(4, 2))
+    packed: list[list[Any]] = [[], []]
+    viewed: list[list[Any]] = [[], []]
+    whole: list[Any] = []
+
+    def job(run: Rig, peer: int) -> None:
+        mine = slice(peer, None, 2)
+        with run.attach(peer=peer, num_peers=2) as hook:
+            for _ in range(3):
+                with hook.next_batch() as batch:
+                    for micro_batch in batch.micro_batches():
+                        packed[peer].append(micro_batch.extra("routed_experts", mine))
+                        if peer == 0:
+                            whole.append(micro_batch.extra("routed_experts"))
+                    for sample in batch.samples:
+                        experts = sample.extras["routed_experts"]
+                        stripe = experts[mine]
+                        assert stripe.data_ptr() == experts.data_ptr() + peer * 4 * 2 * 4, "a view, no copy"
+                        viewed[peer].append(stripe.clone())
+                with hook.update_weights():
+                    pass
+
+    with (
+        ScriptedEngine.start(script) as engine,
+        Rig(tmp_path / "run", engine, record={"columns": [column]}, ring={"bytes": 1 << 17}) as run,
+    ):
+        assert side_by_side(lambda: job(run, 0), lambda: job(run, 1)) == []
+        assert add_up(run.stop().counts)
+    assert len(whole) == 3
+    for one, (even, odd) in zip(whole, zip(*packed, strict=True), strict=True):
+        assert one[0::2].equal(even)
+        assert one[1::2].equal(odd)
+        assert one.any()
+    for even, odd in zip(*viewed, strict=True):
+        assert 0 <= len(even) - len(odd) <= 1
 
 
 def test_a_rank_that_asks_late_gets_its_part_though_the_other_is_in_the_update(rig: MakeRig) -> None:
