@@ -78,7 +78,7 @@ def test_peers_read_the_same_records_and_a_record_is_free_when_all_have_left_it(
 
 
 def test_peers_take_their_own_stripes_of_large_side_data(tmp_path: Path) -> None:
-    """Each peer reads every second row, by strides into the ring and by packed rows; together they have all."""
+    """Each peer reads every second row, by strides into the ring and by packed rows; together all of them."""
     column = {"name": "routed_experts", "dtype": "int32", "per": "input_token", "shape": [4, 2]}
     script = Script(vocab_size=VOCAB_SIZE, lengths=Lengths(kind="uniform", low=4, high=40), experts=(4, 2))
     packed: list[list[Any]] = [[], []]
