@@ -32,7 +32,7 @@ def even_engine() -> Iterator[ScriptedEngine]:
 @pytest.fixture
 def odd(tmp_path: Path, even_engine: ScriptedEngine) -> Callable[..., Rig]:
     """Three samples a step, for two ranks."""
-    rollout = {"num_steps": NUM_STEPS, "groups_per_step": 3, "samples_per_group": 1}
+    rollout = {"num_steps": NUM_STEPS, "groups_per_step": 3, "samples_per_group": 1, "staleness": 4}
 
     def make(*, remainder: str, rollout: dict[str, Any] = rollout, **changes: Any) -> Rig:
         trainer = {**ONE_SAMPLE_EACH, "remainder": remainder}

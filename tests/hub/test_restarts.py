@@ -9,7 +9,7 @@ import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
-from tests.hub.rig import VOCAB_SIZE, Rig, add_up
+from tests.hub.rig import CHARACTERS, VOCAB_SIZE, Rig, add_up
 from trainer_hook import TrainerHook
 from trainer_hook.errors import HookStateError, Stalled
 
@@ -57,7 +57,7 @@ def test_a_trainer_lost_before_its_first_checkpoint_begins_again_with_the_first_
     rig: MakeRig, tmp_path: Path
 ) -> None:
     """As under torchrun: the same program again, which finds no checkpoint and loads none."""
-    model = write_tiny_model(tmp_path / "first", characters="abc")
+    model = write_tiny_model(tmp_path / "first", characters=CHARACTERS)
     script = Script(
         vocab_size=VOCAB_SIZE,
         lengths=Lengths(kind="uniform", low=4, high=40),
