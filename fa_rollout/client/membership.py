@@ -58,7 +58,7 @@ class Membership:
             ControlFailed: it is not like the others, or cannot be given the current weights.
         """
         url = engine_url(address)
-        if url in {engine.url for engine in self.fleet.engines}:
+        if self._is_in(url):
             return
         engine = self.fleet.made(url)
         limit_s = self.policy.start_timeout_s
@@ -69,6 +69,8 @@ class Membership:
         )
         self._check(info)
         await self._made_current(engine, label, time.monotonic() + limit_s)
+        if self._is_in(url):
+            return  # somebody else's wish for it came true first
         if self.is_router:
             await self.fleet.enlist(engine)
         else:
@@ -92,6 +94,9 @@ class Membership:
         self.infos[:] = [info for info in self.infos if info.url != url]
         self.resize_lanes()
         _LOG.info("event=engine_left endpoint=%s", url)
+
+    def _is_in(self, url: str) -> bool:
+        return url in {engine.url for engine in self.fleet.engines}
 
     def _admit(self, engine: Engine) -> None:
         lane = self.make_lane(engine.url)

@@ -276,3 +276,14 @@ def test_requests_wait_while_a_router_has_no_worker(engines: list[ScriptedEngine
     for result in results:
         assert isinstance(result, Completion)
         assert_true(result)
+
+
+def test_two_wishes_for_one_engine_make_one_engine(engines: list[ScriptedEngine]) -> None:
+    first, second = engines
+
+    async def work(pool: EnginePool) -> None:
+        await asyncio.gather(*(pool.members.join(second.url, "default") for _ in range(3)))
+        assert pool.urls == [first.url, second.url]
+        assert len(pool.engines) == 2
+
+    run_with([first.url], work)
