@@ -29,8 +29,9 @@ HEAVY = {
 BUILD = """\
 import sys
 from setuptools import build_meta
-print(build_meta.build_wheel(sys.argv[1]))
-print(build_meta.build_sdist(sys.argv[1]))
+folder = sys.argv[1]  # builds change the arguments
+build_meta.build_wheel(folder)
+build_meta.build_sdist(folder)
 """
 
 
