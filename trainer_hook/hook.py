@@ -105,8 +105,9 @@ class TrainerHook:
             nodes: for a job of several nodes, a process group of all its ranks that takes tensors of the CPU,
                 such as `torch.distributed.new_group(backend="gloo")`: batches then have as many micro-batches
                 on every rank of the job, and the figures of the whole job.
-            node, num_nodes: from GROUP_RANK and GROUP_WORLD_SIZE, as torchrun sets them. Where the
-                configuration does not say which prompts are this node's, they do.
+            node: place of this node; from GROUP_RANK, as torchrun sets it.
+            num_nodes: how many there are; from GROUP_WORLD_SIZE. Where the configuration does not say which
+                prompts are this node's, these two do.
 
         Raises:
             AttachTimeout: the hub was not ready in time; the text says how far it had come.
