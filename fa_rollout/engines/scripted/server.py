@@ -237,6 +237,7 @@ class EngineServer:
                 "version": self.script.protocol,
                 "model_path": self.script.model_path,
                 "context_length": self.script.context_length,
+                "enable_return_routed_experts": self.script.experts is not None,
                 **_PLAIN_SERVER,
             }
         )
