@@ -232,11 +232,13 @@ class WeightStream:
         await self._sessions.begin(engine, limit_s=self._policy.update_timeout_s)
 
     async def _let_go(self, engine: Engine) -> None:
+        """It goes on, for whoever else it serves: none of our requests goes there."""
+        await self._end_session(engine)
         try:
             await control.set_label(engine, control.IN_PIECES)
+            await engine.call("POST", "/continue_generation", {})
         except ControlFailed as error:
-            _LOG.info("event=label_not_set endpoint=%s error=%s", engine.url, error)
-        await self._end_session(engine)
+            _LOG.info("event=not_let_go endpoint=%s error=%s", engine.url, error)
 
     async def _end_session(self, engine: Engine) -> None:
         try:
