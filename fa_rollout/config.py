@@ -131,6 +131,10 @@ class Engine(_Section):
     balance: Literal["least_loaded", "round_robin", "group", "sample"] = "least_loaded"
     """Which engine gets a request; group, sample: all requests of one go to one engine, and share its prefix
     cache (behind a router: by its routing header)."""
+    shared: bool = False
+    """The runs of several nodes use the same `urls`: that of `data.shard` 0 leads weight updates, and the
+    others hear of them from the trainer's ranks (`attach(nodes=)`). `max_concurrent_samples` is each
+    run's."""
     cache_per_version: bool = False
     """Engines keep a prefix cache of its own for each weight version, and reuse nothing across an update."""
     request_timeout_s: Seconds = 600.0
@@ -212,9 +216,9 @@ class Trainer(_Section):
     max_tokens_per_micro_batch: Positive | None = None
     """None: one micro-batch a rank and step."""
     remainder: Literal["fill", "carry"] = "fill"
-    """Where a step has fewer samples than its ranks need micro-batches, `fill`: fillers without loss stand in;
-    `carry`: its youngest groups go to the next step, so that none is needed, if they may still be trained
-    then. A run's last step is filled."""
+    """Where a step has fewer samples than its ranks need micro-batches, `fill`: fillers without loss stand
+    in; `carry`: its youngest groups go to the next step, so that none is needed, if they may still be
+    trained then. A run's last step is filled."""
     stall_s: Seconds = 600.0
     """Longest wait for a batch."""
     progress_s: Seconds = 10.0
@@ -309,6 +313,11 @@ def from_dict(tree: dict[str, Any]) -> Config:
         raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
     if config.metrics.interval_s < 0.1:
         raise ConfigError(f"metrics.interval_s must be 0.1 s or more, found {config.metrics.interval_s:g}")
+    if config.engine.shared and (not config.engine.urls or config.data.num_shards == 1):
+        raise ConfigError(
+            "engine.shared needs engine.urls, the same on every node, and data.shard of data.num_shards "
+            f"(--shard I/N); found {len(config.engine.urls)} urls and {config.data.num_shards} shards"
+        )
     _check_columns(config.record.columns)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config

@@ -23,12 +23,14 @@ from trainer_hook.attach import Attached, attach
 from trainer_hook.batch import Batch
 from trainer_hook.block import Block
 from trainer_hook.checkpoint import Checkpoints
+from trainer_hook.errors import HookStateError
 from trainer_hook.evaluating import PendingEvaluation
 from trainer_hook.evaluation import Evaluation, Prompt, order_of
 from trainer_hook.nodes import Nodes
 from trainer_hook.process import close_at_exit, name_crashes
 from trainer_hook.pushing import Pusher
 from trainer_hook.session import Session
+from trainer_hook.sharing import Sharing
 from trainer_hook.statistics import HookStatistics, RunShape
 from trainer_hook.stepping import Stepping
 from trainer_hook.update import Updating, WeightUpdate
@@ -129,9 +131,21 @@ class TrainerHook:
         name_crashes()
         hook = cls(attached)
         if nodes is not None:
-            hook._stepping.nodes = Nodes(nodes, speaks=attached.leads, node=attached.welcome.node)
-            hook._updating.pusher.spans_nodes = True
+            hook._join_nodes(Nodes(nodes, speaks=attached.leads, node=attached.welcome.node), attached)
+        elif attached.welcome.shares_engines:
+            hook.close()
+            raise HookStateError(
+                "ranks whose nodes share engines must be able to agree: pass nodes= to attach (engine.shared)"
+            )
         return hook
+
+    def _join_nodes(self, nodes: Nodes, attached: Attached) -> None:
+        self._stepping.nodes = nodes
+        self._updating.pusher.spans_nodes = True
+        if attached.welcome.shares_engines:
+            leads = attached.welcome.node == 0
+            sharing = Sharing(self._session, nodes, leads=leads, speaks=attached.leads)
+            self._stepping.sharing = self._updating.sharing = sharing
 
     # --- where the run stands ---------------------------------------------------------------------
 
@@ -148,7 +162,8 @@ class TrainerHook:
     @property
     def lineage(self) -> str:
         """Name of the branch that versions count in; another one after an older checkpoint was loaded."""
-        return self._lineage
+        sharing = self._stepping.sharing
+        return self._lineage if sharing is None else sharing.lineage or self._lineage
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -310,6 +325,8 @@ class TrainerHook:
         where = self._checkpoints.load(state)
         self._stepping.step, self._updating.version = int(where["step"]), int(where["version"])
         self._lineage = str(where["lineage"])
+        if self._stepping.sharing is not None:
+            self._stepping.sharing.unsettle()
 
     # --- life -------------------------------------------------------------------------------------
 

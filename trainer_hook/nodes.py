@@ -61,10 +61,7 @@ class Nodes:
             PeerLost: a rank of another node is gone; the text names its node.
             HookStateError: the nodes stand at different steps.
         """
-        if not self._places:
-            table = self._exchange(_introduction(self._here))
-            self._places = [_place(row) for row in table]
-        rows = self._exchange(_row(batch, speaks=self._speaks))
+        rows = self.exchange(_row(batch, speaks=self._speaks))
         if batch is None or any(row[0] for row in rows):
             return None
         _, counts, groups, samples, tokens, rewards, lasts, stale, steps = zip(*rows, strict=True)
@@ -89,8 +86,17 @@ class Nodes:
                 f"all nodes must stand at one step, found {found}: load the same checkpoint on all of them"
             )
 
-    def _exchange(self, row: list[float]) -> list[list[float]]:
-        """The rows of all ranks, by rank."""
+    def exchange(self, row: list[float]) -> list[list[float]]:
+        """A collective: the rows of all ranks, by rank.
+
+        Raises:
+            PeerLost: a rank of another node is gone.
+        """
+        if not self._places:
+            self._places = [_place(one) for one in self._round(_introduction(self._here))]
+        return self._round(row)
+
+    def _round(self, row: list[float]) -> list[list[float]]:
         if self._rank == 0:
             return self._collect(row)
         try:

@@ -12,6 +12,7 @@ from trainer_hook.errors import EndOfData
 from trainer_hook.group import Group, open_groups
 from trainer_hook.nodes import Nodes
 from trainer_hook.session import Session
+from trainer_hook.sharing import Sharing
 from trainer_hook.stopwatch import Stopwatch
 
 log = logging.getLogger("trainer_hook")
@@ -26,6 +27,8 @@ class Stepping:
         self.num_trained = 0
         self.nodes: Nodes | None = None
         """Set where the job has several."""
+        self.sharing: Sharing | None = None
+        """Set where they share engines."""
         self.time = Stopwatch()
         self._session = session
         self._request: m.Next | None = None
@@ -81,6 +84,8 @@ class Stepping:
 
     def _wait_for_all(self, nodes: Nodes) -> m.Batch:
         """This rank's part of a step that every node has; where one has ended, the others end too."""
+        if self.sharing is not None:
+            self.sharing.settle()
         try:
             message = self._wait()
         except EndOfData:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook import messages as m
-from trainer_hook.errors import HookStateError
+from trainer_hook.errors import HookStateError, WeightUpdateFailed
 from trainer_hook.pushing import Pushed, Pusher
 from trainer_hook.session import Session
+from trainer_hook.sharing import Sharing
 from trainer_hook.stopwatch import Stopwatch
 
 
@@ -99,11 +100,14 @@ class Updating:
         self._session = session
         self._time = time
         self._update: WeightUpdate | None = None
+        self.sharing: Sharing | None = None
+        """Set where nodes share engines."""
 
     def enter(self) -> WeightUpdate:
         """Wait for all ranks to enter."""
         with self._session.call(outside=True), self._time.updating():
-            self._update = WeightUpdate(self._begin(), pusher=self.pusher, pause_engines=self._pause)
+            begun = self._begin() if self.sharing is None else self._begin_with_all(self.sharing)
+            self._update = WeightUpdate(begun, pusher=self.pusher, pause_engines=self._pause)
             self._session.inside = f"the weight update to version {self._update.version}"
             return self._update
 
@@ -114,7 +118,13 @@ class Updating:
             if update is None:
                 return
             pushed = update.end()
-            if error is not None and can_report:
+            if self.sharing is not None and can_report:
+                self.sharing.leave(
+                    error,
+                    publish=lambda: self._publish(update, pushed),
+                    cancel=lambda: self._cancel(error or WeightUpdateFailed("another node's part failed")),
+                )
+            elif error is not None and can_report:
                 self._cancel(error)
             elif error is None and can_report:
                 self._publish(update, pushed)
@@ -137,6 +147,15 @@ class Updating:
         assert isinstance(begun, m.UpdateBegun)
         return begun
 
+    def _begin_with_all(self, sharing: Sharing) -> m.UpdateBegun:
+        sharing.settle()
+        begun = self._begin()
+        try:
+            return sharing.enter(begun)
+        except BaseException as error:
+            self._cancel(error)
+            raise
+
     def _pause(self) -> None:
         with self._session.call():
             self._session.ask(
@@ -154,6 +173,7 @@ class Updating:
             path=None if pushed.path is None else str(pushed.path),
             changed=None if pushed.changed is None else str(pushed.changed),
             is_streamed=pushed.is_streamed,
+            version=update.version if self.sharing is not None else None,
         )
         assert isinstance(done, m.UpdateDone)
         self.version = done.version

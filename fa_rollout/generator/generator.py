@@ -25,6 +25,7 @@ from fa_rollout.generator.dispatcher import Dispatcher
 from fa_rollout.generator.drain import drain
 from fa_rollout.generator.evaluator import Evaluator
 from fa_rollout.generator.execution import Executor
+from fa_rollout.generator.following import FollowedUpdates, follows
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.hub_link import HubLink
@@ -114,7 +115,8 @@ class Generator:
             on_capacity=self._resize,
             send=link.send,
         )
-        self._updates = EngineUpdates(
+        updates = FollowedUpdates if follows(config) else EngineUpdates
+        self._updates = updates(
             parts.pool,
             requester=self._requester,
             book=book,

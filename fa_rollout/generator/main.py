@@ -23,6 +23,7 @@ import msgspec
 from fa_rollout.client.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.filters import EndlessRejection
+from fa_rollout.generator.following import follows
 from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
@@ -106,7 +107,8 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     life.grace_s = float(config.run.grace_s)
     parts, resume = await open_parts(config, _resume(link), ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
-    await bring_to_version(parts.pool, resume)
+    if not follows(config):
+        await bring_to_version(parts.pool, resume)
     return generator
 
 

@@ -198,7 +198,7 @@ class GeneratorDesk:
 
     def _flow(self, source: Source) -> Flow:
         core = self._core
-        return Flow(
+        flow = Flow(
             core.config,
             source,
             core.table,
@@ -206,3 +206,6 @@ class GeneratorDesk:
             note=self._note,
             recording=core.recording,
         )
+        # Engines that another node's run leads hold weights that nobody has told yet.
+        flow.weights_pending = core.config.engine.shared and core.config.data.shard > 0
+        return flow

@@ -13,6 +13,7 @@ from fa_rollout.hub.figures import statistics
 from fa_rollout.hub.flow import Flow
 from fa_rollout.hub.restarts import Restarts
 from fa_rollout.hub.shards import Shards
+from fa_rollout.hub.sharing import Sharing
 from fa_rollout.hub.states import States
 from fa_rollout.hub.world import Attachment
 from trainer_hook import messages as m
@@ -26,6 +27,7 @@ class RankDesk:
         self._states = states
         self._restarts = restarts
         self._shards = shards
+        self._sharing = Sharing(core)
         self._num_attached = 0
         self._early: list[tuple[Attachment, Callable[[Flow], None]]] = []
         """Requests that came before the data was read."""
@@ -67,6 +69,7 @@ class RankDesk:
             stall_s=self._core.config.trainer.stall_s,
             publish=m.Via(self._core.config.trainer.publish),
             bucket_bytes=self._core.config.trainer.bucket_bytes,
+            shares_engines=self._core.config.engine.shared,
             spool_dir=str(self._core.spool_dir),
             checkpoint_bytes=self._core.config.trainer.checkpoint_bytes,
             columns=self._core.config.record.columns,
@@ -101,6 +104,10 @@ class RankDesk:
                 )
             case m.TakeState():
                 self._with_flow(rank, lambda flow: self._states.take(rank, message, flow))
+            case m.TellWeights():
+                self._with_flow(rank, lambda flow: self._sharing.tell(rank, message, flow))
+            case m.FollowWeights():
+                self._with_flow(rank, lambda flow: self._sharing.follow(rank, message, flow))
             case m.StateCopied():
                 self._states.copied(rank, message)
             case m.LoadState():

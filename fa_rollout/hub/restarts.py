@@ -157,6 +157,7 @@ class Restarts:
             is_wanted
             and is_asked
             and core.first_weights is not None
+            and not core.config.engine.shared
             and core.updates.phase is Phase.IDLE
             and self._first_weights_of != flow.lineage
         ):

@@ -149,6 +149,8 @@ class Updates:
         rank.entered_update = message
         if message.leader:
             self._publish = message
+        if message.version is not None:
+            self._version = message.version
         members = self._world.members.values()
         if all(isinstance(member.entered_update, UpdatePublish) for member in members):
             self.phase = Phase.PUBLISHING
@@ -156,7 +158,7 @@ class Updates:
             self._was_sent = True
             self._to_generator(self._publication())
 
-    def publish_unasked(self, path: str, *, version: int, lineage: str) -> None:
+    def publish_unasked(self, path: str | None, *, version: int, lineage: str) -> None:
         """Have the engines load weights that no rank waits for in an update."""
         self.phase = Phase.PUBLISHING
         self._publish = UpdatePublish(request=0, leader=True, path=path)

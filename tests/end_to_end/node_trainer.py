@@ -38,6 +38,9 @@ def main(folder: Path) -> int:
                         "num_tokens_global": batch.num_tokens_global,
                         "num_samples_global": batch.num_samples_global,
                         "reward_mean": batch.reward_mean,
+                        "staleness": [s.staleness for s in batch.samples],
+                        "version": batch.version,
+                        "lineage": hook.lineage,
                         "rewards": [s.reward for s in batch.samples],
                     }
                 with hook.update_weights():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -68,8 +68,11 @@ class Node:
 
 
 @contextmanager
-def job(folder: Path) -> Iterator[list[Node]]:
-    """A job of two nodes, in the folders of the one before; nobody tells the runs which node is whose."""
+def job(folder: Path, *, shared: ScriptedEngine | None = None) -> Iterator[list[Node]]:
+    """A job of two nodes, in the folders of the one before.
+
+    Nobody tells the runs which node is whose, unless both use the one engine that is `shared`.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -82,12 +85,14 @@ def job(folder: Path) -> Iterator[list[Node]]:
                 lengths=Lengths(kind="uniform", low=low, high=high),
                 tokens_per_s=speed,
             )
-            engine = stack.enter_context(ScriptedEngine.start(script))
+            engine = shared or stack.enter_context(ScriptedEngine.start(script))
             run = Rig(
                 folder / f"node{place}",
                 engine,
                 rollout={"num_steps": NUM_STEPS + 2 * place},
                 trainer={"max_tokens_per_micro_batch": 130},
+                data={"shard": place, "num_shards": 2} if shared else {},
+                engine={"shared": shared is not None},
             )
             nodes.append(Node(stack.enter_context(run), place, port))
             stack.callback(nodes[-1].close)
@@ -139,3 +144,28 @@ def test_a_killed_node_ends_the_job_with_an_error_that_names_it_and_the_job_goes
     with job(tmp_path) as nodes:
         assert [node.end(120)[0] for node in nodes] == [0, 0]
         assert_agreed(nodes)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("protocol", ["0.5.23", "0.5.15"])
+def test_nodes_that_share_an_engine_have_it_updated_once_and_both_know_every_version(
+    tmp_path: Path, protocol: Literal["0.5.23", "0.5.15"]
+) -> None:
+    """One release tells the version of every token, the other one label for a whole answer."""
+    script = Script(
+        protocol=protocol,
+        vocab_size=VOCAB_SIZE,
+        lengths=Lengths(kind="uniform", low=20, high=60),
+        tokens_per_s=200.0,
+    )
+    with ScriptedEngine.start(script) as engine, job(tmp_path, shared=engine) as nodes:
+        assert [node.end(120)[0] for node in nodes] == [0, 0]
+        assert_agreed(nodes)
+        for one, other in zip(*(node.steps() for node in nodes), strict=True):
+            assert (one["lineage"], one["version"]) == (other["lineage"], other["version"])
+            ages = one["staleness"] + other["staleness"]
+            assert None not in ages, "a version that one run does not know is current for none"
+            assert max(ages) <= 2
+        assert len(engine.requests("/pause_generation")) == NUM_STEPS
+        with job(tmp_path, shared=engine) as nodes:
+            assert [node.end(120)[0] for node in nodes] == [0, 0], "the job goes on: there is nothing left"

@@ -50,6 +50,8 @@ class UpdatePublish(Message):
     """Folder of those files of `path` that are new since the version published last; None: all are."""
     is_streamed: bool = False
     """The engines took the weights by `UpdateStage`s, so that no file holds them."""
+    version: int | None = None
+    """Where another node's run has given the engines their weights: the version that it did."""
 
 
 class UpdateStage(Message):
@@ -136,6 +138,22 @@ class TakeState(Message):
     """Finished groups are wanted whole."""
     interrupt: bool
     """Running requests are ended for a moment, so that all tokens so far are told."""
+
+
+class TellWeights(Message):
+    """Ask which weights the engines were given, once they were; answered by `Reply`."""
+
+    request: int
+
+
+class FollowWeights(Message):
+    """Where nodes share engines: what the run that leads gave them. Answered by `Reply`."""
+
+    request: int
+    lineage: str
+    version: int
+    pending: bool
+    """They lack the weights of a checkpoint, as it does itself."""
 
 
 class StateCopied(Message):

@@ -52,6 +52,8 @@ class Welcome(Message):
     node: int = 0
     """Whose prompts this run takes."""
     num_nodes: int = 1
+    shares_engines: bool = False
+    """With the other nodes; the first one's run leads."""
     spool_dir: str = ""
     """Folder for files that go between rank, hub and generator at a checkpoint."""
     checkpoint_bytes: int = 0
