@@ -108,7 +108,8 @@ def _train(hook: TrainerHook, folder: Path, dp_rank: int, life: str) -> int:
         _publish(hook)
         checkpoint.history.append((step, life))
         if dp_rank == 0:
-            checkpoint.save(hook.state_dict())
+            state = hook.state_dict(payload=dice.random() < 0.5, interrupt=dice.random() < 0.3)
+            checkpoint.save(state)
 
 
 def _publish(hook: TrainerHook) -> None:

@@ -158,14 +158,15 @@ def test_nodes_that_share_an_engine_have_it_updated_once_and_both_know_every_ver
         lengths=Lengths(kind="uniform", low=20, high=60),
         tokens_per_s=200.0,
     )
-    with ScriptedEngine.start(script) as engine, job(tmp_path, shared=engine) as nodes:
-        assert [node.end(120)[0] for node in nodes] == [0, 0]
-        assert_agreed(nodes)
-        for one, other in zip(*(node.steps() for node in nodes), strict=True):
-            assert (one["lineage"], one["version"]) == (other["lineage"], other["version"])
-            ages = one["staleness"] + other["staleness"]
-            assert None not in ages, "a version that one run does not know is current for none"
-            assert max(ages) <= 2
-        assert len(engine.requests("/pause_generation")) == NUM_STEPS
+    with ScriptedEngine.start(script) as engine:
         with job(tmp_path, shared=engine) as nodes:
-            assert [node.end(120)[0] for node in nodes] == [0, 0], "the job goes on: there is nothing left"
+            assert [node.end(120)[0] for node in nodes] == [0, 0]
+            assert_agreed(nodes)
+            for one, other in zip(*(node.steps() for node in nodes), strict=True):
+                assert (one["lineage"], one["version"]) == (other["lineage"], other["version"])
+                ages = one["staleness"] + other["staleness"]
+                assert None not in ages, "a version that one run does not know is current for none"
+                assert max(ages) <= 2
+            assert len(engine.requests("/pause_generation")) == NUM_STEPS
+        with job(tmp_path, shared=engine) as nodes:
+            assert [node.end(120)[0] for node in nodes] == [0, 0], "it goes on where nothing is left to train"
