@@ -73,6 +73,7 @@ def main() -> None:
             learning_rate=3e-3,
             lr_scheduler_type="constant",
             use_cpu=True,
+            ddp_backend="gloo",
             report_to=[],
             save_strategy="no",
             logging_strategy="no",
