@@ -140,8 +140,11 @@ class FollowedUpdates:
         )
 
     async def _others(self, label: str) -> dict[str, str | None]:
-        """Engines that tell another label."""
-        versions = await self._pool.versions()
+        """Engines that tell another label, or cannot be asked."""
+        try:
+            versions = await self._pool.versions()
+        except ClientError as error:
+            return {"unknown": str(error)}
         return {url: found for url, found in versions.items() if found != label}
 
     def _end(self) -> None:
