@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.config import Run
+from fa_rollout.generator.frames import Chunk, Frames
 from fa_rollout.generator.job import Ending, Job
-from fa_rollout.records.sample_file import FOLDER, LENGTH, MAGIC, FileName, WrittenGroup
+from fa_rollout.records.sample_file import FOLDER, MAGIC, FileName, WrittenGroup
 from fa_rollout.sample import Sample
 from trainer_hook.messages import Settlement
 
@@ -41,30 +42,29 @@ class SampleLog:
             name: of the run.
             warn: takes why the log ended early; called in the event loop's thread.
         """
-        self._is_open = run.output_dir is not None and run.samples != "off"
-        self._frames: list[bytes] = []
-        self._num_bytes = 0
+        self._is_open = run.output_dir is not None and bool(run.samples) and run.samples != "off"
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._frames = Frames(self._encoder)
         self._warn = warn
         limit_bytes = 0 if isinstance(run.samples, str) else run.samples
         self._files = _Files(Path(run.output_dir or "", FOLDER), limit_bytes, name, incarnation)
-        self.num_lost = 0
+        self._num_lost = 0
         """Groups that found the buffer full."""
 
     def write(self, job: Job, outcome: str, samples: Sequence[Sample] = (), reason: str = "") -> None:
         """Note the end of a group's attempt. Never fails, whatever user code put into a sample."""
         if not self._is_open:
             return
-        if self._num_bytes > MAX_BUFFERED_BYTES:
-            self.num_lost += 1
+        if self._frames.num_bytes > MAX_BUFFERED_BYTES:
+            if not self._num_lost:
+                self._warn("the sample log leaves groups out: its disk is slower than the run")
+            self._num_lost += 1
             return
         try:
-            payload = self._encoder.encode(self._written(job, outcome, samples, reason))
+            self._frames.add(self._written(job, outcome, samples, reason))
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             said = f"{reason}; its samples cannot be kept: {error}"
-            payload = self._encoder.encode(self._written(job, outcome, (), said))
-        self._frames += (LENGTH.pack(len(payload)), payload)
-        self._num_bytes += len(payload)
+            self._frames.add(self._written(job, outcome, (), said))
 
     def ended(self, job: Job, ending: Ending) -> None:
         """Note a group that became no record; one that is given back will be tried again."""
@@ -76,7 +76,9 @@ class SampleLog:
         try:
             while self._is_open:
                 await asyncio.sleep(FLUSH_S)
-                await asyncio.to_thread(self._files.append, self._take())
+                chunks = self._frames.take()
+                await asyncio.to_thread(self._files.append, chunks)
+                self._frames.reuse(chunks)
                 self._look()
         finally:
             self.close()
@@ -84,21 +86,18 @@ class SampleLog:
     def close(self) -> None:
         """Write what is left, and no more."""
         if self._is_open:
-            self._files.append(self._take())
+            self._files.append(self._frames.take())
             self._files.close()
             self._look()
             self._is_open = False
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _take(self) -> list[bytes]:
-        frames, self._frames, self._num_bytes = self._frames, [], 0
-        return frames
-
     def _look(self) -> None:
         if self._files.failure is not None and self._is_open:
             self._is_open = False
-            self._frames.clear()
+            self._frames.take()
+            self._files.close()
             self._warn(f"the sample log ends here: {self._files.failure}")
 
     def _written(self, job: Job, outcome: str, samples: Sequence[Sample], reason: str) -> WrittenGroup:
@@ -122,7 +121,7 @@ class SampleLog:
             response_lens=[len(sample.response_ids) for sample in samples],
             response_ids=_joined([sample.response_ids for sample in samples], _I4).data,  # type: ignore[arg-type]
             loss_mask=b"" if b"\0" not in mask else mask,
-            version_spans=[sample.version_spans for sample in samples],
+            version_spans=[sample.version_spans for sample in samples],  # type: ignore[misc]
             rewards=[sample.reward for sample in samples],
             reward_parts=[sample.reward_parts for sample in samples],
             finish_reasons=[sample.finish_reason for sample in samples],
@@ -147,17 +146,14 @@ class _Files:
         self._lock = threading.Lock()
         self.failure: str | None = None
 
-    def append(self, frames: list[bytes]) -> None:
+    def append(self, chunks: list[Chunk]) -> None:
         """Write whole frames; a failure is kept in `failure`, and nothing is written after it."""
         with self._lock:
-            if not frames or self.failure is not None:
+            if self.failure is not None:
                 return
             try:
-                view = memoryview(b"".join(frames))
-                if self._file is None or self._file.tell() >= self._file_bytes:
-                    self._begin(len(view))
-                while view:
-                    view = view[self._file.write(view) :]
+                for chunk in chunks:
+                    self._write(chunk.frames)
             except OSError as error:
                 self.failure = f"{self._folder} cannot be written: {error.strerror or error}"
 
@@ -166,6 +162,12 @@ class _Files:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+    def _write(self, frames: memoryview) -> None:
+        if self._file is None or self._file.tell() >= self._file_bytes:
+            self._begin(len(frames))
+        while frames:
+            frames = frames[self._file.write(frames) :]
 
     def _begin(self, num_bytes: int) -> None:
         if self._file is not None:

@@ -28,14 +28,16 @@ class History:
     config: dict[str, Any] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
+    lost: list[Step] = field(default_factory=list)
+    """Steps that were composed again, since they were given back or a checkpoint was loaded."""
     updates: list[Update] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
     lives: list[GeneratorLife] = field(default_factory=list)
     warnings: list[tuple[float, str]] = field(default_factory=list)
     marks: list[tuple[float, str]] = field(default_factory=list)
     """Ranks that came and left, checkpoints that were loaded."""
-    loaded_step: int = 0
-    """Steps that were trained before, by the checkpoint that was loaded."""
+    left_s: list[float] = field(default_factory=list)
+    """When a rank left: what comes after is another life of the trainer, or the end."""
     num_returned: int = 0
     """Times a group was given back."""
     fatal: str | None = None
@@ -51,6 +53,10 @@ class History:
         handler = _HANDLERS.get(event.event)
         if handler is not None:
             handler(self, event)
+
+    def has_left(self, after_s: float, before_s: float) -> bool:
+        """Whether a rank left between two times."""
+        return any(after_s < time_s <= before_s for time_s in self.left_s)
 
     @property
     def books(self) -> dict[str, int]:
@@ -91,7 +97,7 @@ def _dispatched(history: History, event: Event) -> None:
 
 def _committed(history: History, event: Event) -> None:
     group = _group(history, event)
-    group.place, group.committed_s = "committed", event.t
+    group.place, group.committed_s, group.reason = "committed", event.t, ""
     group.versions, group.num_bytes = event.versions, event.bytes
     group.prompt_lens, group.response_lens, group.rewards = (
         event.prompt_lens,
@@ -124,6 +130,8 @@ def _back_to_committed(history: History, names: list[int]) -> None:
 def _composed(history: History, event: Event) -> None:
     if event.step is None or event.version is None:
         return
+    if event.step in history.steps:
+        history.lost.append(history.steps[event.step])
     step = Step(step=event.step, version=event.version, groups=event.groups, composed_s=event.t)
     history.steps[event.step] = step
     for name in event.groups:
@@ -212,12 +220,12 @@ def _attached(history: History, event: Event) -> None:
 
 def _left(history: History, event: Event) -> None:
     history.marks.append((event.t, f"rank {event.rank} left"))
+    history.left_s.append(event.t)
     _back_to_committed(history, event.taken_back)
 
 
 def _loaded(history: History, event: Event) -> None:
     history.marks.append((event.t, f"a checkpoint of step {event.step} was loaded"))
-    history.loaded_step = event.step or 0
     _back_to_committed(history, event.unfinished)
     for name in set(event.unfinished) - set(event.kept):
         if name in history.groups:

@@ -28,6 +28,13 @@ COMMITTED = "committed"
 _NAME = re.compile(r"(?P<run>.+)\.(?P<incarnation>[0-9]{4,})\.(?P<number>[0-9]{5,})\.msgpack")
 
 
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens up to `end` were sampled by `version`; written from `sample.VersionSpan` as it is."""
+
+    version: int
+    end: int
+
+
 class WrittenGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at a group, and its end. The lists run over its samples."""
 
@@ -52,8 +59,7 @@ class WrittenGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """[sum of R] int32, one sample after the other."""
     loss_mask: bytes = b""
     """[sum of R] bytes 0 or 1; empty where all tokens are trained."""
-    version_spans: list[list[Any]] = []
-    """Objects of `version` and `end`: tokens up to `end` were sampled by `version`."""
+    version_spans: list[list[Span]] = []
     rewards: list[float | None] = []
     reward_parts: list[dict[str, float]] = []
     finish_reasons: list[str | None] = []
@@ -103,4 +109,4 @@ def read(path: Path) -> Iterator[WrittenGroup]:
             try:
                 yield decoder.decode(payload)
             except msgspec.DecodeError:
-                return
+                continue  # user code had put something else into a sample that was refused

@@ -197,7 +197,7 @@ def _samples(written: WrittenGroup, group: Group | None) -> Iterator[KeptSample]
             else plain.prompt_ids,
             response_ids=ids[start:end],
             loss_mask=None if own is None or own.all() else own,
-            version_spans=tuple((span["version"], span["end"]) for span in written.version_spans[index]),
+            version_spans=tuple((span.version, span.end) for span in written.version_spans[index]),
             reward=written.rewards[index],
             reward_parts=written.reward_parts[index] if written.reward_parts else {},
             finish_reason=written.finish_reasons[index],

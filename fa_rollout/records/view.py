@@ -73,8 +73,8 @@ def _title(sample: KeptSample) -> Text:
 def _facts(sample: KeptSample) -> Text:
     facts: list[str] = []
     if sample.reward is not None:
-        parts = ", ".join(f"{name} {value:g}" for name, value in sample.reward_parts.items())
-        facts.append(f"reward {sample.reward:g}" + (f" ({parts})" if parts else ""))
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in sample.reward_parts.items())
+        facts.append(f"reward {sample.reward:.4g}" + (f" ({parts})" if parts else ""))
     if sample.step is not None:
         facts.append(f"step {sample.step} by version {sample.version}")
     if sample.staleness is not None:

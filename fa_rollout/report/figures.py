@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fa_rollout.records.history import History
-from fa_rollout.records.story import Group, Step, Update
+from fa_rollout.records.story import Group, Step
 
 KINDS = ("train", "wait", "update", "other")
 """What the trainer's time goes to, in the order of the pictures."""
@@ -50,25 +50,31 @@ class StepFigures:
 
 
 def step_figures(history: History) -> list[StepFigures]:
-    """Of all steps that a rank got, in order."""
-    steps = [history.steps[number] for number in sorted(history.steps) if history.steps[number].ranks]
-    figures = []
-    for index, step in enumerate(steps):
-        following = steps[index + 1].asked_s if index + 1 < len(steps) else None
-        figures.append(_figures(history, step, following, is_first=index == 0))
-    return figures
+    """Of all steps that a rank got, in order; what was lost ends a cycle, and is none."""
+    every = [step for step in [*history.steps.values(), *history.lost] if step.ranks]
+    every.sort(key=lambda step: step.asked_s)
+    found = []
+    for index, step in enumerate(every):
+        if history.steps[step.step] is not step:
+            continue
+        following_s = every[index + 1].asked_s if index + 1 < len(every) else None
+        is_first = index == 0 or history.has_left(every[index - 1].asked_s, step.asked_s)
+        found.append(_figures(history, step, following_s, is_first=is_first))
+    return sorted(found, key=lambda figures: figures.step)
 
 
 def _figures(history: History, step: Step, following_s: float | None, *, is_first: bool) -> StepFigures:
     groups = [history.groups[name] for name in step.groups if name in history.groups]
     parts = list(step.ranks.values())
     start_s = step.asked_s
-    last_s = max([p.finished_s or history.last_s for p in parts])
-    updates = [u for u in history.updates if start_s <= u.entering_s < (following_s or float("inf"))]
-    end_s = following_s or max([last_s, *(_end(u, history) for u in updates)])
+    over_s = min([history.last_s, *(time_s for time_s in history.left_s if time_s > start_s)])
+    updates = [u for u in history.updates if start_s <= u.entering_s < min(following_s or over_s, over_s)]
+    end_s = max([*(p.finished_s or over_s for p in parts), *(u.ended_s or over_s for u in updates)])
+    if following_s is not None and following_s <= over_s:
+        end_s = following_s  # else the next step is of another life of the trainer
     wait = fmean(p.handed_s - p.asked_s for p in parts)
-    train = fmean((p.finished_s or history.last_s) - p.handed_s for p in parts)
-    update = sum(_end(u, history) - u.entering_s for u in updates)
+    train = fmean((p.finished_s or over_s) - p.handed_s for p in parts)
+    update = sum((u.ended_s or over_s) - u.entering_s for u in updates)
     rewards = [reward for group in groups for reward in group.rewards]
     ages = [group.staleness for group in groups if group.staleness is not None]
     return StepFigures(
@@ -86,10 +92,6 @@ def _figures(history: History, step: Step, following_s: float | None, *, is_firs
         num_samples=sum(len(group.rewards) for group in groups),
         num_tokens=sum(sum(group.response_lens) for group in groups),
     )
-
-
-def _end(update: Update, history: History) -> float:
-    return history.last_s if update.ended_s is None else update.ended_s
 
 
 def shares(steps: list[StepFigures]) -> dict[str, float]:
@@ -193,6 +195,19 @@ def load(history: History, steps: list[StepFigures], over: Series, *, in_waits: 
         taken += min(level, room) * share
         total += share
     return min(1.0, taken / (total * room)) if total > 0 else None
+
+
+def away_share(history: History, steps: list[StepFigures]) -> float:
+    """Share of the trainer's waits in which no generator was there to end them."""
+    waits = [(step.start_s, step.start_s + step.idle) for step in steps if step.idle > 0]
+    there = [
+        (life.ready_s, history.last_s if life.ended_s is None else life.ended_s)
+        for life in history.lives
+        if life.ready_s is not None
+    ]
+    waited_s = sum(b - a for a, b in waits)
+    with_one_s = sum(max(0.0, min(b, d) - max(a, c)) for a, b in waits for c, d in there)
+    return 1 - with_one_s / waited_s if waited_s > 0 and history.lives else 0.0
 
 
 def reason_class(reason: str) -> str:

@@ -40,7 +40,7 @@ def where_time_went(summary: Summary) -> str:
     found = [
         Line(name=names[kind], values=_bins([get[kind](s) for s in steps]), colour=kind) for kind in KINDS
     ]
-    axis = _step_axis(steps)
+    axis = _step_axis(steps, is_columns=True)
     first = seconds(steps[0].wait)
     note = f"seconds; the first step's wait of {first} is start-up and left out"
     return bar + columns("Each step", found, axis, note=note)
@@ -188,7 +188,7 @@ def _bins(values: Sequence[float]) -> list[float]:
     return [fmean(values[a:b]) for a, b in pairwise(bounds)]
 
 
-def _step_axis(steps: Sequence[StepFigures]) -> Axis:
+def _step_axis(steps: Sequence[StepFigures], *, is_columns: bool = False) -> Axis:
     count = min(MAX_COLUMNS, len(steps))
     bounds = [index * len(steps) // count for index in range(count + 1)] if count else [0]
     points = [
@@ -196,5 +196,6 @@ def _step_axis(steps: Sequence[StepFigures]) -> Axis:
         for a, b in pairwise(bounds)
     ]
     first, last = steps[0].step, steps[-1].step
-    labels = [((t - first) / max(1, last - first), f"{t:.0f}") for t in ticks(first, last, 5) if t == int(t)]
+    half, width = (0.5, last - first + 1) if is_columns else (0.0, max(1, last - first))
+    labels = [((t - first + half) / width, f"{t:.0f}") for t in ticks(first, last, 5) if t == int(t)]
     return Axis(name="step", labels=labels, points=points)

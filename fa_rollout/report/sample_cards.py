@@ -56,8 +56,8 @@ def _card(shown: Shown) -> str:
         facts.append(f"staleness {sample.staleness}")
     facts.append(f"{len(sample.response_ids):,} tokens, ended by {sample.finish_reason}")
     facts.append(f"group {sample.group}, sample {sample.member}")
-    parts = ", ".join(f"{name} {value:g}" for name, value in sample.reward_parts.items())
-    reward = "" if sample.reward is None else f"reward {sample.reward:g}" + (f" ({parts})" if parts else "")
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in sample.reward_parts.items())
+    reward = "" if sample.reward is None else f"reward {sample.reward:.4g}" + (f" ({parts})" if parts else "")
     why = f'<p class="why">{escape(sample.reason)}</p>' if sample.reason else ""
     label = (
         "" if sample.label is None else f'<pre class="prompt">label: {escape(str(sample.label)[:400])}</pre>'

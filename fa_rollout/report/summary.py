@@ -51,6 +51,7 @@ def summarize(history: History) -> Summary:
         shares=shares,
         load=figures.load(history, steps, over, in_waits=False),
         load_in_waits=figures.load(history, steps, over, in_waits=True),
+        away_share=figures.away_share(history, steps),
         staleness=bound,
         staleness_max=max((s.staleness_max for s in steps if s.staleness_max is not None), default=None),
         bubble_share=bubbles_s / trained_s if trained_s > 0 else 0.0,

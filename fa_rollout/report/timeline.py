@@ -4,6 +4,7 @@ In: a history. Out: spans in lanes, the same for the page and for the trace file
 do not overlap, except where the events say so; a span that had not ended ends with the last event.
 """
 
+from bisect import bisect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +50,13 @@ def lanes(found: list[Span]) -> dict[str, list[Span]]:
 
 def _trainer(history: History) -> list[Span]:
     found: list[Span] = []
-    seen: set[tuple[int, int]] = set()
-    for number in sorted(history.steps):
-        step = history.steps[number]
+    last_s: dict[str, float] = {}
+    for step in sorted([*history.steps.values(), *history.lost], key=lambda step: step.composed_s):
+        number = step.step
         for (rank, peer), part in sorted(step.ranks.items()):
             lane = f"rank {rank}" + (f".{peer}" if peer else "")
-            is_first = (rank, peer) not in seen
-            seen.add((rank, peer))
+            is_first = lane not in last_s or history.has_left(last_s[lane], part.asked_s)
+            last_s[lane] = part.handed_s
             kind, name = ("start", "start-up") if is_first else ("wait", f"wait for step {number}")
             found.append(Span(lane=lane, kind=kind, name=name, start_s=part.asked_s, end_s=part.handed_s))
             found.append(
@@ -68,16 +69,20 @@ def _trainer(history: History) -> list[Span]:
                     facts={"version": step.version, "groups": len(step.groups)},
                 )
             )
-    names = {span.lane for span in found}
-    for update in history.updates:
-        found += [_update(lane, update, history) for lane in sorted(names)]
-    return found
+    return found + [
+        _update(lane, [span.end_s for span in members], update, history)
+        for lane, members in lanes(found).items()
+        for update in history.updates
+    ]
 
 
-def _update(lane: str, update: Update, history: History) -> Span:
+def _update(lane: str, ends_s: list[float], update: Update, history: History) -> Span:
+    """A rank enters when it is done with its step, which may be later than the first one."""
     end_s = history.last_s if update.ended_s is None else update.ended_s
+    after = bisect(ends_s, update.entering_s)
+    start_s = max([update.entering_s, *(time_s for time_s in ends_s[after:] if time_s < end_s)])
     name = f"update to version {update.version}" if update.error is None else f"update failed: {update.error}"
-    return Span(lane=lane, kind="update", name=name, start_s=update.entering_s, end_s=end_s)
+    return Span(lane=lane, kind="update", name=name, start_s=start_s, end_s=end_s)
 
 
 def _updates(history: History) -> list[Span]:
@@ -140,14 +145,22 @@ def _generator(history: History) -> list[Span]:
 
 
 def _evaluations(history: History) -> list[Span]:
-    return [
-        Span(
-            lane="evaluation",
-            kind="evaluation",
-            name=f"evaluation {e.number}" + (f" of {e.dataset}" if e.dataset else ""),
-            start_s=e.began_s,
-            end_s=history.last_s if e.ended_s is None else e.ended_s,
-            facts={"prompts": e.num_prompts},
+    """Those that go on at once get lanes of their own."""
+    found: list[Span] = []
+    ends: list[float] = []
+    for evaluation in history.evaluations.values():
+        end_s = history.last_s if evaluation.ended_s is None else evaluation.ended_s
+        place = next((i for i, until_s in enumerate(ends) if until_s <= evaluation.began_s), len(ends))
+        ends[place : place + 1] = [end_s]
+        name = f"evaluation {evaluation.number}"
+        found.append(
+            Span(
+                lane=f"evaluation {place + 1}" if place else "evaluation",
+                kind="evaluation",
+                name=f"{name} of {evaluation.dataset}" if evaluation.dataset else name,
+                start_s=evaluation.began_s,
+                end_s=end_s,
+                facts={"prompts": evaluation.num_prompts},
+            )
         )
-        for e in history.evaluations.values()
-    ]
+    return found

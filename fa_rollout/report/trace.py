@@ -29,7 +29,7 @@ def events(history: History) -> list[dict[str, Any]]:
     start_s = history.began_s
     found = [_named("process_name", pid, 0, name) for name, pid in _PROCESSES.items()]
     for number, (lane, members) in enumerate(lanes(spans(history)).items()):
-        process = _PROCESSES["trainer"] if lane.startswith("rank") else _PROCESSES[lane]
+        process = _PROCESSES["trainer" if lane.startswith("rank") else lane.split()[0]]
         found.append(_named("thread_name", process, number, lane))
         found += [_slice(span, process, number, start_s) for span in members]
     for group in history.groups.values():

@@ -20,6 +20,7 @@ class Bound(StrEnum):
 
     NOTHING = "no step was trained"
     ENGINES = "the engines"
+    GENERATOR = "a generator that was away"
     ADMISSION = "how much may be in flight"
     UPDATES = "weight updates"
     OWN_CODE = "the trainer's own code between steps"
@@ -35,6 +36,8 @@ class Facts:
     load: float | None
     """Share of engines' places taken, over the run; None: not told."""
     load_in_waits: float | None
+    away_share: float
+    """Of the trainer's waits, in which no generator was there."""
     staleness: int
     """The bound."""
     staleness_max: int | None
@@ -82,6 +85,8 @@ def _bound(facts: Facts) -> Bound:
     if sizes[largest] < 1:
         return Bound.TRAINING
     if largest == "wait":
+        if facts.away_share > 0.5:
+            return Bound.GENERATOR
         is_full = facts.load_in_waits is None or facts.load_in_waits >= FULL
         return Bound.ENGINES if is_full else Bound.ADMISSION
     return Bound.UPDATES if largest == "update" else Bound.OWN_CODE
@@ -106,6 +111,14 @@ def _engines(facts: Facts) -> tuple[str, list[str]]:
             "Or ask for less: shorter answers (sampling.max_new_tokens), smaller groups "
             "(rollout.samples_per_group).",
         ],
+    )
+
+
+def _generator(facts: Facts) -> tuple[str, list[str]]:
+    return (
+        f"The generator was away: the trainer waited {facts.shares['wait']:.0%} of its time, and in "
+        f"{facts.away_share:.0%} of that no generator was there.",
+        ["See below how its lives ended, and what the warnings say; a run of hours forgives one such end."],
     )
 
 
@@ -159,6 +172,7 @@ def _training(facts: Facts) -> tuple[str, list[str]]:
 _SAY = {
     Bound.NOTHING: _nothing,
     Bound.ENGINES: _engines,
+    Bound.GENERATOR: _generator,
     Bound.ADMISSION: _admission,
     Bound.UPDATES: _updates,
     Bound.OWN_CODE: _own_code,

@@ -11,7 +11,7 @@ from fa_rollout.config import ConfigError, Run, from_dict
 from fa_rollout.generator import sample_log
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.sample_log import SampleLog
-from fa_rollout.records.sample_file import COMMITTED, WrittenGroup, files_of, read
+from fa_rollout.records.sample_file import COMMITTED, Span, WrittenGroup, files_of, read
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from trainer_hook.messages import Assignment, Settlement
 
@@ -67,13 +67,13 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert np.frombuffer(group.response_ids, "<i4").tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
     assert group.response_lens == [5, 5]
     assert group.loss_mask == b"\1" * 5 + mask.tobytes()
-    assert group.version_spans == [[{"version": 3, "end": 5}]] * 2
+    assert group.version_spans == [[Span(version=3, end=5)]] * 2
     assert group.reward_parts == [{}, {"a": 1.0}]
     assert np.frombuffer(group.prompt_ids, "<i4").tolist() == [0, 1, 2]
     assert group.own_prompt_ids == []
 
 
-@pytest.mark.parametrize("damage", [{"response_ids": None}, {"loss_mask": "no"}, {"version_spans": 5}])
+@pytest.mark.parametrize("damage", [{"response_ids": None}, {"loss_mask": "no"}, {"prompt_ids": object()}])
 def test_a_sample_that_user_code_broke_costs_only_itself(tmp_path: Path, damage: dict[str, Any]) -> None:
     log = opened(tmp_path)
     owner = job(1)
@@ -85,6 +85,33 @@ def test_a_sample_that_user_code_broke_costs_only_itself(tmp_path: Path, damage:
     assert (first.group, first.outcome, first.members) == (1, "failed", [])
     assert first.reason.startswith("refused; its samples cannot be kept")
     assert second.group == 2
+
+
+def test_a_sample_of_other_types_hides_nothing_but_itself(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    owner = job(1)
+    broken = (sample(owner, reward="high"), sample(owner, version_spans=[5]), sample(owner, version_spans=5))
+    log.ended(owner, Ending(outcome=Settlement.FAILED, reason="refused", samples=broken))
+    log.write(job(2), COMMITTED, [sample(job(2))])
+    log.close()
+    assert [group.group for group in everything(tmp_path)] == [2]
+
+
+def test_a_disk_that_hangs_is_one_warning_and_costs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_log, "MAX_BUFFERED_BYTES", 10_000)
+    warnings: list[str] = []
+    log = opened(tmp_path, warnings)
+    for index in range(50):
+        owner = job(index)
+        log.write(owner, COMMITTED, [sample(owner, num_tokens=500)])
+    log.close()
+    assert len(warnings) == 1
+    assert "leaves groups out" in warnings[0]
+    kept = [group.group for group in everything(tmp_path)]
+    assert kept == list(range(len(kept)))
+    assert 0 < len(kept) < 10
 
 
 def test_a_group_that_is_given_back_is_not_noted(tmp_path: Path) -> None:
@@ -113,7 +140,7 @@ def test_the_oldest_go_when_the_bound_is_reached(tmp_path: Path) -> None:
     for index in range(200):
         owner = job(index)
         log.write(owner, COMMITTED, [sample(owner, num_tokens=500)])
-        log._files.append(log._take())
+        log._files.append(log._frames.take())
     log.close()
     assert sum(path.stat().st_size for path in files_of(tmp_path).values()) <= limit
     kept = [group.group for group in everything(tmp_path)]
@@ -129,16 +156,17 @@ def test_a_full_disk_is_one_warning_and_the_log_ends(tmp_path: Path) -> None:
     async def work() -> None:
         log = opened(tmp_path, warnings)
         log.write(job(0), COMMITTED)
-        log._files.append(log._take())
+        log._files.append(log._frames.take())
+        log._files.close()
         log._files._file = full
         serving = asyncio.create_task(log.run())
         log.write(job(1), COMMITTED)
         await asyncio.wait_for(serving, 30)
         log.write(job(2), COMMITTED)
         log.close()
-        log._files.close()
 
     asyncio.run(work())
+    assert full.closed
     assert len(warnings) == 1
     assert "the sample log ends here" in warnings[0]
     assert [group.group for group in everything(tmp_path)] == [0]

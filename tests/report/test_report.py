@@ -64,11 +64,60 @@ def test_counts_are_the_hubs_own_and_those_of_a_run_that_goes_on_add_up(recorded
     assert {name: whole.books[name] for name in ended} == ended
 
 
+def test_what_lies_between_two_lives_of_the_trainer_is_nobodys_time() -> None:
+    events = [Event(t=0.0, event="began", run="r")]
+    for start_s, step in ((1.0, 0), (3.0, 1), (100.0, 1)):
+        events += [
+            Event(t=start_s, event="composed", step=step, version=step),
+            Event(t=start_s, event="handed", step=step, rank=0, waited_s=0.5),
+            Event(t=start_s + 1, event="finished", step=step, rank=0),
+            Event(t=start_s + 1, event="update", phase="entering"),
+            Event(t=start_s + 1.25, event="published", version=step + 1),
+        ]
+    events.insert(11, Event(t=5.0, event="left", rank=0))
+    (history,) = histories(events)
+    first, second = figures.step_figures(history)
+    assert (first.train, first.update, first.other) == pytest.approx((1.0, 0.25, 0.25))
+    assert (second.start_s, second.train, second.update, second.other) == pytest.approx(
+        (99.5, 1.0, 0.25, 0.0)
+    )
+    assert second.is_first
+    assert second.idle == 0.0
+
+
+def test_a_rank_enters_an_update_when_its_step_is_done_and_evaluations_have_lanes() -> None:
+    events = [
+        Event(t=0.0, event="began", run="r"),
+        Event(t=1.0, event="composed", step=0, version=0),
+        *(Event(t=1.0, event="handed", step=0, rank=rank) for rank in range(2)),
+        Event(t=2.0, event="finished", step=0, rank=0),
+        Event(t=2.1, event="update", phase="entering"),
+        Event(t=3.0, event="finished", step=0, rank=1),
+        Event(t=4.0, event="published", version=1),
+        *(Event(t=5.0 + number, event="evaluation", number=number) for number in range(3)),
+        Event(t=6.5, event="evaluated", number=0),
+    ]
+    (history,) = histories(events)
+    by_lane = lanes(spans(history))
+    updates = {
+        lane: [s.start_s for s in by_lane[lane] if s.kind == "update"] for lane in ("rank 0", "rank 1")
+    }
+    assert updates == {"rank 0": [2.1], "rank 1": [3.0]}
+    assert [s.name for s in by_lane["evaluation"]] == ["evaluation 0", "evaluation 2"]
+    assert [s.name for s in by_lane["evaluation 2"]] == ["evaluation 1"]
+
+
 def test_failures_are_counted_by_class(recorded: Recorded, history: History) -> None:
     counts = recorded.events[-1]["counts"]
     found = {(how, kind): count for how, kind, count, _ in figures.reasons(history)}
     assert found["failed", "raised: ValueError"] == counts["failed"]
     assert sum(found.values()) == counts["failed"] + counts["filtered"] + counts["dropped"]
+
+
+def test_a_generator_that_was_killed_is_named_where_the_trainer_waited_for_it(history: History) -> None:
+    steps = figures.step_figures(history)
+    assert 0.2 < figures.away_share(history, steps) <= 1.0
+    assert "The generator was replaced once" in " ".join(summarize(history).verdict.notes)
 
 
 def test_levels_and_tokens_integrate_to_what_the_groups_had(history: History) -> None:
@@ -94,7 +143,7 @@ def test_lanes_show_the_kill_the_bubbles_and_the_evaluation(history: History) ->
     for members in by_lane.values():
         for before, after in pairwise(members):
             assert before.duration_s >= -1e-6
-            assert after.start_s >= before.end_s - 0.05
+            assert after.start_s >= before.end_s - 1e-6
 
 
 def test_the_trace_is_of_the_form_that_viewers_read(history: History, tmp_path: Path) -> None:
@@ -127,6 +176,9 @@ def test_the_trace_is_of_the_form_that_viewers_read(history: History, tmp_path: 
             case other:
                 raise AssertionError(f"an unknown phase {other}")
     assert not any(open_slices.values())
+    for slices in threads.values():
+        for (start, duration), (following, _) in pairwise(sorted(slices)):
+            assert following >= start + duration - 1, "slices of a thread do not overlap"
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert set(threads) <= named
     trained = [e for e in events if e["ph"] == "X" and e["cat"] == "train"]
