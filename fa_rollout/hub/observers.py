@@ -29,7 +29,8 @@ class Observers:
         self._selector = selector
         self._channels: dict[Channel, tuple[int, int]] = {}
         """Each with the numbers of steps and updates that it has been told of."""
-        self._snapshot: tuple[float, Snapshot] | None = None
+        self._snapshot: tuple[float, int, Snapshot] | None = None
+        """When it was made, and how many steps and updates there were by then."""
 
     def admit(self, channel: Channel) -> str | None:
         """Take one in; the reason where that cannot be."""
@@ -67,7 +68,10 @@ class Observers:
 
     def _snapshot_since(self, steps_seen: int, updates_seen: int) -> Snapshot:
         """Where the run stands, or stood a moment ago, with the steps that came since."""
-        now_s = time.monotonic()
-        if self._snapshot is None or now_s - self._snapshot[0] > SNAPSHOT_AGE_S:
-            self._snapshot = (now_s, portrait(self._core))
-        return with_history(self._core, self._snapshot[1], steps_seen=steps_seen, updates_seen=updates_seen)
+        now_s, history = time.monotonic(), self._core.history
+        num_events = history.num_steps + history.num_updates
+        made_s, had, snapshot = self._snapshot or (-SNAPSHOT_AGE_S, 0, None)
+        if snapshot is None or now_s - made_s > SNAPSHOT_AGE_S or had != num_events:
+            snapshot = portrait(self._core)
+            self._snapshot = (now_s, num_events, snapshot)
+        return with_history(self._core, snapshot, steps_seen=steps_seen, updates_seen=updates_seen)

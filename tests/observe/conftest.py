@@ -1,0 +1,3 @@
+from tests.hub.conftest import engine, rig
+
+__all__ = ["engine", "rig"]

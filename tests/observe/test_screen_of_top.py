@@ -1,0 +1,97 @@
+"""The live view at any size: lines that fit, the verdict first, with and without Unicode and colours."""
+
+import io
+import itertools
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from fa_rollout.observe.glyphs import ASCII, UNICODE, glyphs_for
+from fa_rollout.observe.screen import draw
+from fa_rollout.observe.snapshot import Reason, Snapshot, Wait, WarningText
+from tests.observe.shots import changed, engine, healthy, step
+
+LONG = "a very long text that no terminal has room for " * 6
+
+
+def busy() -> Snapshot:
+    """A run about which there is much to tell."""
+    return changed(
+        healthy(),
+        engines=[engine(n, "ok", latency_s={"p50": 1.0, "p90": 2.0, "p99": 3.0}) for n in range(20)]
+        + [engine(77, "out", last_error=LONG, failures={"transient": 7})],
+        waits=[Wait(who="all 2 ranks", what=LONG, since_s=12.0)],
+        reasons=[Reason(outcome="failed", reason="reward", count=3, last=LONG, age_s=2.0)] * 5,
+        warnings=[WarningText(text=f"{number}\n{LONG}", age_s=1.0) for number in range(5)],
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), list(itertools.product((40, 80, 149, 150, 200), (8, 24, 60))))
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_everything_fits_and_the_verdict_comes_first(width: int, height: int, glyphs: object) -> None:
+    assert glyphs in (UNICODE, ASCII)
+    chosen = UNICODE if glyphs is UNICODE else ASCII
+    for snapshot in (healthy(), busy()):
+        text = draw(snapshot, snapshot.steps, width=width, height=height, glyphs=chosen, note="12:00:00")
+        lines = text.plain.split("\n")
+        assert len(lines) <= height
+        assert max(map(cell_len, lines)) <= width
+        assert "fa_rollout 01234567" in lines[0]
+        assert "healthy: trainer waits 2%" in lines[1]
+        if chosen is ASCII:
+            assert text.plain.isascii()
+
+
+def test_the_usual_terminal_shows_every_section() -> None:
+    plain = draw(busy(), busy().steps, width=80, height=24, glyphs=UNICODE).plain
+    labels = ("trainer", "ranks", "steps", "staleness", "groups", "ring", "updates", "engines", "waits")
+    for label in (*labels, "slowest", "lost", "warnings"):
+        assert f"\n{label} " in plain
+    assert "4,100 tokens/s" in plain
+    assert "(+" in plain, "what there is no room for is counted"
+
+
+def test_an_engine_in_trouble_comes_before_those_that_work() -> None:
+    lines = draw(busy(), [], width=160, height=50, glyphs=UNICODE).plain.split("\n")
+    first = next(line for line in lines if "10.0.0." in line)
+    assert "out 10.0.0.77:30000" in first
+    assert "7 failures" in first
+
+
+def test_a_wide_screen_has_two_columns_and_curves() -> None:
+    lines = draw(healthy(), healthy().steps, width=160, height=50, glyphs=UNICODE).plain.split("\n")
+    assert any("trainer" in line and "engines" in line for line in lines)
+    assert any(line.startswith("reward, 0.100 to 0.590") for line in lines)
+    assert sum(line.strip(" ▁▂▃▄▅▆▇█") == "" and "█" in line for line in lines) >= 5
+
+
+def test_the_end_of_a_run_shows_nothing_under_way() -> None:
+    plain = draw(busy(), busy().steps, width=80, height=60, glyphs=UNICODE, is_over=True).plain
+    assert "slowest" not in plain
+    assert "10.0.0.1:" not in plain
+    assert "reward 0.590" in plain
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII)])
+def test_characters_follow_the_encoding(encoding: str, expected: object) -> None:
+    assert glyphs_for(encoding) is expected
+
+
+def test_colours_are_no_part_of_the_message() -> None:
+    text: Text = draw(busy(), busy().steps, width=80, height=24, glyphs=UNICODE)
+    with_colours, without = io.StringIO(), io.StringIO()
+    Console(file=with_colours, width=80, force_terminal=True, color_system="truecolor").print(text)
+    Console(file=without, width=80, force_terminal=True, no_color=True, color_system=None).print(text)
+    assert "\x1b[" in with_colours.getvalue()
+    assert "\x1b[" not in without.getvalue()
+    assert without.getvalue().rstrip("\n") == text.plain.rstrip("\n")
+
+
+def test_a_chart_reaches_from_its_lowest_value_to_its_highest() -> None:
+    rows = UNICODE.chart([0.0, 0.5, 1.0], 3, 4, low=None, high=None)
+    assert [row[2] for row in rows] == ["█"] * 4
+    assert [row[0] for row in rows] == [" ", " ", " ", "▁"]
+    assert UNICODE.chart([0.7] * 5, 5, 2, low=0.0, high=1.0)[1] == "█████"
+    assert UNICODE.curve([step(n).reward_mean for n in range(240)], 24)[-1] == "█"

@@ -1,0 +1,104 @@
+"""The first sentence about a run: the one thing that is to be said, and its cause."""
+
+from typing import Any
+
+import pytest
+
+from fa_rollout.observe.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase, Wait
+from fa_rollout.observe.verdict import Level, judge
+from tests.observe.shots import changed, engine, healthy, rank
+
+WAITS_MUCH = {"recent": TimeSpent(waiting=12.0, training=16.0, updating=2.0)}
+HALF_BUSY = {"load": 0.5, "waiting_for_engines": 0}
+
+
+def test_a_healthy_run_is_told_with_its_two_shares() -> None:
+    verdict = judge(healthy())
+    assert verdict.level is Level.OK
+    assert verdict.headline == "healthy: trainer waits 2%, engines busy 97%"
+    assert verdict.why == ""
+
+
+@pytest.mark.parametrize(
+    ("parts", "level", "headline", "why"),
+    [
+        ({"run": {"phase": RunPhase.GIVEN_UP, "ending": "no engine"}}, Level.BAD, "given up", "no engine"),
+        ({"run": {"phase": RunPhase.ENDING, "ending": "SIGTERM"}}, Level.NOTE, "ends", "SIGTERM"),
+        ({"run": {"phase": RunPhase.STARTING}, "generator": {"is_up": False}}, Level.NOTE, "starting", "for"),
+        ({"generator": {"is_up": False}}, Level.BAD, "no generator", "8 finished groups"),
+        ({"generator": {"pulse_age_s": 8.0}}, Level.WARN, "silent for 8.0 s", "heartbeat"),
+        ({"engines": [engine(1, "out", last_error="refused")]}, Level.BAD, "no engine answers", "refused"),
+        ({"trainer": {"phase": TrainerPhase.ABSENT}}, Level.NOTE, "no trainer", "8 groups are ready"),
+        ({"trainer": {"phase": TrainerPhase.ATTACHING, "num_missing": 3}}, Level.NOTE, "3 ranks", "for"),
+        ({"trainer": {"recent": TimeSpent()}}, Level.NOTE, "first batch", "8 of 16"),
+        ({"trainer": WAITS_MUCH}, Level.WARN, "waits 40% for data: engines are the", "add engines"),
+        (
+            {"trainer": WAITS_MUCH, "generator": HALF_BUSY, "groups": {"limit": "the staleness bound"}},
+            Level.WARN,
+            "staleness bound",
+            "rollout.staleness = 2",
+        ),
+        (
+            {"trainer": WAITS_MUCH, "generator": HALF_BUSY | {"num_waiting_for_ring": 2}},
+            Level.WARN,
+            "ring is full",
+            "ring.bytes",
+        ),
+        (
+            {"trainer": WAITS_MUCH, "generator": HALF_BUSY | {"rewards_in_progress": 900}},
+            Level.WARN,
+            "rewards are the bottleneck",
+            "900 samples",
+        ),
+        (
+            {"trainer": WAITS_MUCH, "groups": {"filtered": 1600}},
+            Level.WARN,
+            "filter rejects 67%",
+            "difficulty",
+        ),
+        (
+            {"trainer": WAITS_MUCH, "engines": [engine(1), engine(2, "out", last_error="reset")]},
+            Level.WARN,
+            "1 of 2 engines are out",
+            "reset",
+        ),
+        (
+            {
+                "trainer": WAITS_MUCH,
+                "generator": HALF_BUSY,
+                "waits": [Wait(who="all 2 ranks", what="a batch: 3 of 16 groups are ready", since_s=4.0)],
+            },
+            Level.WARN,
+            "generation is the bottleneck",
+            "3 of 16",
+        ),
+        ({"groups": {"failed": 90}, "reasons": [Reason(outcome="failed", reason="reward: timeout", count=90,
+          last="reward: timeout: 60 s", age_s=1.0)]}, Level.OK, "healthy", "reward: timeout"),
+        ({"generator": {"loop_gap_ms": 900.0}}, Level.OK, "healthy", "900 ms"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_named(parts: dict[str, Any], level: Level, headline: str, why: str) -> None:
+    verdict = judge(changed(healthy(), **parts))
+    assert (verdict.level, headline in verdict.headline, why in verdict.why) == (level, True, True), verdict
+
+
+def test_a_stuck_rank_is_named_with_its_process() -> None:
+    stuck = changed(
+        healthy(),
+        trainer={
+            "since_s": 300.0,
+            "ranks": [rank(0, TrainerPhase.WAITING, 299.0), rank(1, since_s=300.0)],
+            "spent": TimeSpent(training=340.0, updating=10.0),
+        },
+    )
+    verdict = judge(stuck)
+    assert verdict.level is Level.WARN
+    assert verdict.headline == "rank 1 is in step 50 for 5m 00s; a step takes 1.0 s on average"
+    assert "py-spy dump --pid 4001" in verdict.why
+
+
+def test_a_long_step_of_a_slow_run_is_no_alarm() -> None:
+    slow = changed(
+        healthy(), trainer={"since_s": 300.0, "spent": TimeSpent(training=50 * 120.0, waiting=300.0)}
+    )
+    assert judge(slow).level is Level.OK
