@@ -110,12 +110,13 @@ class Checkpoints:
         """What is kept of unfinished groups: finished ones first, then those under way."""
         groups = itertools.chain(self._records(taken), _partials(taken.partials_path))
         block = pack(groups, limit_bytes=self._limit_bytes)
-        if block.num_left_out:
+        num_left_out = block.num_left_out + taken.num_left_out
+        if num_left_out:
             log.warning(
                 "checkpoint_bounded num_kept=%d num_left_out=%d bytes=%d: groups left out start anew where "
                 "it is loaded; trainer.checkpoint_bytes is the bound",
                 block.num_groups,
-                block.num_left_out,
+                num_left_out,
                 len(block.data),
             )
         return base64.b64encode(block.data).decode() if block.num_groups else ""

@@ -173,7 +173,7 @@ class States:
             return
         asking, snapshot.asking = snapshot.asking, []
         for rank, message in asking:
-            records = self._lease(rank, snapshot, flow)
+            records, num_left_out = self._lease(rank, snapshot, flow)
             snapshot.copying.add(rank.number)
             self._core.outbox.to_rank(
                 rank,
@@ -183,21 +183,25 @@ class States:
                     state=snapshot.state,
                     partials_path=snapshot.path,
                     records=records,
+                    num_left_out=num_left_out,
                 ),
             )
 
-    def _lease(self, rank: Attachment, snapshot: _Snapshot, flow: Flow) -> list[Commit]:
-        """Records that a rank is to copy; the ring keeps them meanwhile."""
+    def _lease(self, rank: Attachment, snapshot: _Snapshot, flow: Flow) -> tuple[list[Commit], int]:
+        """Records that a rank is to copy, and for how many there is no room; the ring keeps them meanwhile."""
         records: list[Commit] = []
-        budget = self._core.config.trainer.checkpoint_bytes
+        num_left_out, budget = 0, self._core.config.trainer.checkpoint_bytes
         for name in snapshot.groups:
             group = flow.books.groups.get(name)
-            if group is None or group.commit is None or group.commit.length > budget:
+            if group is None or group.commit is None:
+                continue
+            if group.commit.length > budget:
+                num_left_out += 1
                 continue
             budget -= group.commit.length
             self._core.table.lease(group.commit.sequence, rank.number)
             records.append(group.commit)
-        return records
+        return records, num_left_out
 
     def _remove(self, snapshot: _Snapshot) -> None:
         if snapshot.path:

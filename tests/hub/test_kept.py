@@ -273,6 +273,7 @@ def test_what_does_not_fit_the_bound_is_told_and_starts_anew(
         run.until(lambda: counts(hook)["committed"] >= 8)
         with caplog.at_level(logging.WARNING):
             state = hook.state_dict(payload=True)
+        assert "checkpoint_bounded" in caplog.text
         hook.close()
     block = base64.b64decode(state[KEPT])
     assert 0 < sum(len(group.data) for group in unpack(block)) <= 2000

@@ -109,6 +109,8 @@ class StateTaken(Message):
     """File of the tokens that samples under way have, a block of `trainer_hook.kept`."""
     records: list[Commit] = []
     """Finished groups; leased to the rank."""
+    num_left_out: int = 0
+    """Finished groups that are beyond `Welcome.checkpoint_bytes`."""
 
 
 class Notice(Message):
