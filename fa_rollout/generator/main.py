@@ -105,7 +105,7 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     tree = msgspec.json.decode(await link.preamble())
     config = from_dict(tree["config"])
     life.grace_s = float(config.run.grace_s)
-    parts, resume = await open_parts(config, _resume(link), ring_fd, stack)
+    parts, resume = await open_parts(config, lambda: _resume(link), ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     if not follows(config):
         await bring_to_version(parts.pool, resume)

@@ -59,12 +59,13 @@ class Parts:
 
 
 async def open_parts(
-    config: Config, resumed: Awaitable[Resume], ring_fd: int, stack: AsyncExitStack
+    config: Config, resumed: Callable[[], Awaitable[Resume]], ring_fd: int, stack: AsyncExitStack
 ) -> tuple[Parts, Resume]:
     """Open all parts at once; `stack` closes them.
 
-    What needs no `Resume` is opened before it comes: a spare stands there with all of it, for as long as the
-    generator at work lives. Where this life takes over, rewards are loaded while first groups are sampled.
+    What needs no `Resume` is opened before `resumed` brings it: a spare stands there with all of it, for as
+    long as the generator at work lives. Where this life takes over, rewards are loaded while first groups are
+    sampled.
 
     Raises:
         ConfigError: data, tokenizer, reward, filter or custom function cannot be used.
@@ -81,7 +82,7 @@ async def open_parts(
             tokenizer = (
                 None if folder is None else tasks.create_task(asyncio.to_thread(Tokenizer.load, folder))
             )
-            resume = await resumed
+            resume = await resumed()
             pool = _pool(config, resume)
             tasks.create_task(_start_rewards(rewards, stack, takes_over=resume.incarnation > 1))
             await _start_pool(pool, stack)

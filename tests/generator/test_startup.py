@@ -28,7 +28,11 @@ def open_all(tree: dict[str, Any]) -> Parts:
     async def go() -> Parts:
         async with AsyncExitStack() as stack:
             segment = stack.enter_context(Segment.create(1 << 16))
-            return await open_parts(from_dict(tree), RESUME, segment.fd, stack)
+            parts, _ = await open_parts(from_dict(tree), resumed, segment.fd, stack)
+            return parts
+
+    async def resumed() -> Resume:
+        return RESUME
 
     return asyncio.run(go())
 
