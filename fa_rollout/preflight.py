@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,8 +61,10 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
         *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
         *check_data(config.data.path),
         *_check_evaluation(config.evaluation),
-        *check_model(config.engine.model, config.engine.tokenizer, embedded=not config.engine.urls),
+        *check_model(config.engine.model, config.engine.tokenizer, embedded=_starts_embedded(config)),
+        *check_launch(config),
         *check_metrics(config.metrics),
+        *check_output(config.run.output_dir),
         *check_command(command),
     ]
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
@@ -233,6 +236,49 @@ def _check_port(host: str, port: int) -> list[Finding]:
 
 def _metrics_error(text: str, fix: str) -> Finding:
     return Finding(severity=Severity.ERROR, check="metrics", text=text, fix=fix)
+
+
+def check_output(folder: str | None) -> list[Finding]:
+    """The folder of the logs, or the nearest one above it that is there, must take files."""
+    if folder is None:
+        return []
+    path = Path(folder).expanduser().absolute()
+    above = next(path for path in (path, *path.parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            return []
+    except OSError as error:
+        return [
+            Finding(
+                severity=Severity.ERROR,
+                check="output",
+                text=f"run.output_dir = {folder!r} must take files, and {above} does not ({error.strerror})",
+                fix="name a folder that is yours, or change its permissions",
+            )
+        ]
+
+
+def check_launch(config: Config) -> list[Finding]:
+    """The program of engines that the run starts must exist."""
+    launch = config.launch
+    if config.engine.urls or launch.server == "embedded":
+        return []
+    python = launch.python or sys.executable
+    program = python if launch.command is None else launch.command[0].replace("{python}", python)
+    if shutil.which(program):
+        return []
+    return [
+        Finding(
+            severity=Severity.ERROR,
+            check="launch",
+            text=f"engines are started by {program!r}, and there is no such program",
+            fix="name the interpreter of the environment that holds SGLang in launch.python",
+        )
+    ]
+
+
+def _starts_embedded(config: Config) -> bool:
+    return not config.engine.urls and config.launch.server == "embedded"
 
 
 def check_command(command: Sequence[str]) -> list[Finding]:

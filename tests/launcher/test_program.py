@@ -8,6 +8,7 @@ import pytest
 
 from fa_rollout.config import Config, ConfigError, from_dict
 from fa_rollout.launcher import program
+from fa_rollout.preflight import check_launch
 
 
 def config(model: str = "org/model", *, engine: dict[str, Any] | None = None, **launch: Any) -> Config:
@@ -99,3 +100,12 @@ def test_what_cannot_be_launched_is_refused_with_its_key(launch: dict[str, Any],
     with pytest.raises(ConfigError) as caught:
         config(**launch)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_a_program_that_is_not_there_is_found_before_the_start() -> None:
+    (finding,) = check_launch(config(server="sglang", python="/no/such/python"))
+    assert finding.severity == "error"
+    assert "/no/such/python" in finding.text
+    assert "launch.python" in finding.fix
+    assert check_launch(config(server="sglang")) == check_launch(config()) == []
+    assert check_launch(config(server="sglang", command=["{python}", "serve.py"])) == []
