@@ -66,12 +66,12 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
             try:
                 with hook.next_batch() as batch:
                     got_s = time.monotonic()
-                    num_tokens = sum(int(sample.tokens.sum() >= 0) for sample in batch.samples)
+                    sums = [int(sample.tokens.sum()) for sample in batch.samples]
                 steps.append(
                     {
                         "cpu_s": time.process_time() - cpu_s,
                         "wait_s": got_s - wall_s,
-                        "num_samples": num_tokens,
+                        "num_samples": len(sums),
                     }
                 )
             except EndOfData:
