@@ -188,7 +188,7 @@ class States:
             )
 
     def _lease(self, rank: Attachment, snapshot: _Snapshot, flow: Flow) -> tuple[list[Commit], int]:
-        """Records that a rank is to copy, which the ring keeps meanwhile; and for how many there is no room."""
+        """Records that a rank is to copy, kept in the ring meanwhile; and for how many there is no room."""
         records: list[Commit] = []
         num_left_out, budget = 0, self._core.config.trainer.checkpoint_bytes
         for name in snapshot.groups:
