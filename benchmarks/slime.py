@@ -4,8 +4,9 @@
 
 CHECKOUT and PYTHON as for `scripts/check_slime`. Both functions run alternately in a process like the
 manager's, against one scripted engine each, at the same rate. Between its calls the process counts in a loop,
-as any Python of its own would. Time in which the kernel let others have the core is left out: what is lost is
-lost to the interpreter's lock alone.
+as any Python of its own would. `lost` is the share of its time that it stood at the interpreter's lock; time in
+which the kernel let others have the core is left out. `slower` is how much less it counted in that time than
+alone, to which whatever shares the core's caches adds.
 """
 
 import argparse
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(json.dumps(rows[-1]), flush=True)
     for name in FUNCTIONS:
         own = [row for row in rows if row["function"] == name]
-        lost = statistics.median(row["lost"] for row in own)
+        lost, slower = (statistics.median(row[key] for row in own) for key in ("lost", "slower"))
         cpu_ms = statistics.median(row["cpu_ms_per_sample"] for row in own)
-        print(f"{name:12} loses {lost:6.1%} of the manager's Python, {cpu_ms:5.2f} ms CPU a sample")
+        print(f"{name:12} lost {lost:6.1%}, slower {slower:6.1%}, {cpu_ms:6.2f} ms CPU a sample")
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
@@ -69,7 +70,6 @@ def play(function: str, model: Path, python: str) -> dict[str, Any]:
         vocab_size=300,
         lengths=Lengths(tokens=NUM_TOKENS),
         tokens_per_s=TOKENS_PER_S,
-        weight_version="1",
     )
     with (
         ScriptedEngine.start(script) as engine,

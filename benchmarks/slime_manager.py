@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +33,47 @@ def main() -> None:
     source = load_function(args.data_source_path)(args)
     generate = load_function(args.rollout_function_path)
     alone = [count() for _ in range(3)]
-    beside, cpu_s, num_samples = [], 0.0, 0
+    beside: list[Count] = []
+    cpu_s, num_samples = 0.0, 0
     for step in range(num_steps):
         begun_s = tree_cpu_s()
         groups = call_rollout_fn(generate, args, step, source, evaluation=False).samples
-        rate, own_s = counted()
+        one = count()
         if step >= BEFORE:
-            beside.append(rate)
-            cpu_s += tree_cpu_s() - begun_s - own_s
+            beside.append(one)
+            cpu_s += tree_cpu_s() - begun_s - one.cpu_s
             num_samples += sum(len(group) for group in groups)
+    rate_alone = max(one.turns / one.own_s for one in alone)
+    rate_beside = sum(one.turns for one in beside) / sum(one.own_s for one in beside)
     told = {
-        "alone_per_s": max(alone),
-        "beside_per_s": sum(beside) / len(beside),
-        "lost": 1 - sum(beside) / len(beside) / max(alone),
+        "lost": 1 - sum(one.cpu_s for one in beside) / sum(one.own_s for one in beside),
+        "slower": 1 - rate_beside / rate_alone,
         "cpu_ms_per_sample": 1e3 * cpu_s / num_samples,
     }
     print("LOST", json.dumps(told), flush=True)
 
 
-def count() -> float:
-    """Turns of a loop for each second in which the kernel would let this thread run."""
-    return counted()[0]
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A second of counting."""
+
+    turns: int
+    own_s: float
+    """What passed, but for the time that the thread was ready and the kernel did not let it run."""
+    cpu_s: float
+    """In which it ran; the rest it stood at the interpreter's lock."""
 
 
-def counted() -> tuple[float, float]:
-    """(turns a second, CPU seconds of the counting itself)"""
+def count() -> Count:
+    """Turn a loop for a second."""
     turns, kept_waiting_s = 0, run_queue_s()
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
     while time.monotonic() - begun_s < COUNT_S:
         for _ in range(1000):
             turns += 1
-    elapsed_s = time.monotonic() - begun_s - (run_queue_s() - kept_waiting_s)
-    return turns / elapsed_s, time.thread_time() - begun_cpu_s
+    cpu_s = time.thread_time() - begun_cpu_s
+    own_s = time.monotonic() - begun_s - (run_queue_s() - kept_waiting_s)
+    return Count(turns, own_s, cpu_s)
 
 
 def run_queue_s() -> float:
