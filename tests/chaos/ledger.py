@@ -34,14 +34,15 @@ class Life:
         self.place[group] = place
 
     def _issued(self, event: Event) -> None:
-        for group in event["groups"]:
+        for group, attempt in zip(event["groups"], event["attempts"], strict=True):
+            assert attempt >= self.attempt[group], "attempts rise"
+            self.attempt[group] = attempt
             assert group not in self.trained, f"group {group} is trained, and issued again"
             assert group not in self.ended, f"group {group} has ended, and is issued again"
             self._move(group, ("new", "queued"), "issued")
 
     def _committed(self, event: Event) -> None:
-        assert event["attempt"] >= self.attempt[event["group"]], "attempts rise"
-        self.attempt[event["group"]] = event["attempt"]
+        assert event["attempt"] == self.attempt[event["group"]], "a record is of the attempt that was issued"
         self._move(event["group"], ("issued",), "committed")
 
     def _refused(self, event: Event) -> None:
@@ -96,6 +97,8 @@ class Life:
         kept, unfinished = set(event["kept"]), set(event["unfinished"])
         for group in kept:
             assert self.place.get(group) in ("committed", "handed"), f"group {group} has no record"
+        for name in ("restored", "resumed"):
+            assert set(event[name]) <= unfinished - kept, "what a checkpoint kept is unfinished, and not here"
         known = {group: "committed" if group in kept else "queued" for group in unfinished}
         self.trained = {group for group in range(event["cursor"]) if group not in unfinished}
         self.ended = {}
