@@ -290,18 +290,21 @@ def test_notices_are_logged_and_pings_are_answered(tmp_path: Path, caplog: pytes
     def script(line: Line) -> None:
         request = line.receive(m.Query)
         line.send(m.Notice(text="the generator ended and starts again"))
+        line.send(m.Progress(text="step 3/9 reward=0.5"))
         line.send(m.Ping(number=7))
         line.send(m.Reply(request=request.request + 100, value="of a request that nobody made"))
         line.send(m.Reply(request=request.request, value={"step": 3}))
         assert line.receive(m.Pong).number == 7
 
     with (
-        caplog.at_level(logging.WARNING),
+        caplog.at_level(logging.INFO, logger="trainer_hook"),
         Hub(tmp_path, script) as hub,
         TrainerHook.attach(**hub.where) as hook,
     ):
         assert hook.statistics().hub == {"step": 3}
-    assert "the generator ended and starts again" in caplog.text
+    levels = {record.getMessage(): record.levelname for record in caplog.records}
+    assert levels["hub_notice text=the generator ended and starts again"] == "WARNING"
+    assert levels["progress step 3/9 reward=0.5"] == "INFO"
 
 
 # --- weights --------------------------------------------------------------------------------------------
