@@ -4,8 +4,8 @@
 
 CHECKOUT and PYTHON as for `scripts/check_slime`. Both functions run alternately in a process like the
 manager's, against one scripted engine each, at the same rate. Between its calls the process counts in a loop,
-as any Python of its own would. `lost` is the share of its time that it stood at the interpreter's lock; time in
-which the kernel let others have the core is left out. `slower` is how much less it counted in that time than
+as any Python of its own would. `lost` is the share of its time that it stood at the interpreter's lock; time
+in which the kernel let others have the core is left out. `slower` is how much less it counted in it than
 alone, to which whatever shares the core's caches adds.
 """
 
