@@ -12,6 +12,7 @@ from fa_rollout.preflight import (
     check_descriptors,
     check_memory,
     check_model,
+    check_output,
     check_proxies,
     check_reward,
 )
@@ -131,6 +132,13 @@ def test_model_folders_must_hold_what_is_read_from_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").touch()
     assert check_model(str(tmp_path), None, embedded=True) == []
     assert "engine.tokenizer" in only(check_model(str(tmp_path), "elsewhere", embedded=True)).text
+
+
+def test_the_folder_of_logs_must_take_files_and_is_not_made(tmp_path: Path) -> None:
+    assert "/proc" in only(check_output("/proc/none/out")).text
+    assert check_output(str(tmp_path / "new" / "out")) == []
+    assert not (tmp_path / "new").exists()
+    assert check_output(None) == []
 
 
 def test_the_trainers_program_must_exist() -> None:

@@ -6,6 +6,9 @@ from fa_rollout.client.examine import Examined, Unanswered
 from fa_rollout.config import Config
 from fa_rollout.doctor.outcome import Outcome, error, ok, warning
 
+_WAYS = {"disk": "files", "tensor": "tensors", "distributed": "broadcast"}
+"""`trainer.publish` -> what an engine must know for it."""
+
 
 def engines(config: Config, found: Sequence[Examined | Unanswered]) -> list[Outcome]:
     """One line an engine, and one for what differs between them."""
@@ -28,9 +31,11 @@ def _one(config: Config, one: Examined | Unanswered) -> Outcome:
         f"{' (announced by /begin_weight_update)' if one.has_brackets else ''}",
         f"in an update answers that are half made {_meeting(config, info.has_spans)}",
     ]
-    if not one.can_pause or "files" not in one.update_ways:
-        lacks = "/pause_generation" if not one.can_pause else "/update_weights_from_disk"
-        return error("engine", f"{text}; it lacks {lacks}", "run SGLang 0.5.15 or newer", details)
+    if not one.can_pause:
+        return error("engine", f"{text}; it cannot be paused", "run SGLang 0.5.15 or newer", details)
+    if _WAYS[config.trainer.publish] not in one.update_ways:
+        lack = f"{text}; it takes no weights by trainer.publish = {config.trainer.publish!r}"
+        return error("engine", lack, "publish in a way that it knows, or run SGLang 0.5.15 or newer", details)
     if not info.has_spans and config.engine.pause_mode in ("retract", "in_place"):
         mode = config.engine.pause_mode
         said = f"{text}; under pause_mode = {mode!r} it does not tell which version sampled a token"

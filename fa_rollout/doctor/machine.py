@@ -6,16 +6,22 @@ import platform
 import resource
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import fa_rollout
 from fa_rollout.config import Config
-from fa_rollout.doctor.outcome import Outcome, error, judged, ok, skipped, warning
+from fa_rollout.doctor.outcome import Outcome, judged, ok, skipped, warning
 from fa_rollout.launcher.rundir import run_base
-from fa_rollout.preflight import check_command, check_descriptors, check_memory, check_proxies, num_requests
+from fa_rollout.preflight import (
+    check_command,
+    check_descriptors,
+    check_memory,
+    check_output,
+    check_proxies,
+    num_requests,
+)
 from fa_rollout.version import __version__
 from shm.headroom import available_bytes
 
@@ -80,13 +86,21 @@ def output(config: Config) -> list[Outcome]:
     folder = config.run.output_dir
     if folder is None:
         return [skipped("output", "run.output_dir is not set: no log is kept, for report and replay")]
+    if findings := check_output(folder):
+        return judged("output", findings, "")
     return [_room("output", "run.output_dir", Path(folder).expanduser(), _LOG_ROOM_BYTES)]
 
 
 def weights(config: Config, model: Path | None) -> list[Outcome]:
     """Room for the weight files on their way to the engines: two versions."""
+    if config.trainer.publish != "disk":
+        return []
+    folder = config.trainer.weights_dir
+    what = "the folder of weight files (trainer.weights_dir)"
     num_bytes = 0 if model is None else sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    return [_room("weights", "the folder of weight files (TMPDIR)", run_base(), 2 * num_bytes)]
+    return [
+        _room("weights", what, run_base() if folder is None else Path(folder).expanduser(), 2 * num_bytes)
+    ]
 
 
 def programs(command: Sequence[str]) -> list[Outcome]:
@@ -114,19 +128,13 @@ def packages() -> list[Outcome]:
     return [ok("packages", where, [", ".join(found)])]
 
 
-def _room(check: str, what: str, folder: Path, needed: int) -> Outcome:
-    """Whether files can be made in a folder, or in the nearest one above it that is there."""
+def _room(check: str, what: str, folder: Path, wanted: int) -> Outcome:
+    """How much is free in a folder, or where it will be made."""
     above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            pass
-    except OSError as found:
-        text = f"{what} = {folder} must take files, and {above} does not ({found.strerror})"
-        return error(check, text, "name a folder that is yours, or change its permissions")
     free = shutil.disk_usage(above).free
     text = f"{what} = {folder}: {size(free)} free"
-    if free < needed:
-        return warning(check, f"{text}, {size(needed)} are wanted", "make room, or name a folder with more")
+    if free < wanted:
+        return warning(check, f"{text}, {size(wanted)} are wanted", "make room, or name a folder with more")
     return ok(check, text)
 
 

@@ -6,6 +6,7 @@ what may pass (no connection, 429, 5xx) is tried again, within `reward.timeout_s
 """
 
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -17,6 +18,8 @@ from fa_rollout.sample import Sample
 MAX_ATTEMPTS = 4
 FIRST_BACKOFF_S = 0.2
 MAX_CONNECTIONS = 256
+KEY_VARIABLE = "FA_ROLLOUT_REWARD_KEY"
+"""The server's key, if it wants one; from the environment, so that no file has to hold it."""
 _FIELDS = ("group", "member", "attempt", "epoch", "prompt_index", "prompt", "label", "metadata", "response")
 
 
@@ -56,10 +59,12 @@ class RemoteReward:
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
+            key = os.environ.get(KEY_VARIABLE)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
                 timeout=aiohttp.ClientTimeout(total=None),  # the runner's own limit holds
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json"}
+                | ({"Authorization": f"Bearer {key}"} if key else {}),
             )
         return self._session
 

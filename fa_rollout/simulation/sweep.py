@@ -71,15 +71,16 @@ def play(scenario: Scenario, sweeps: Sequence[Sweep], *, num_seeds: int = 1) -> 
     """Every combination, the first knob slowest; figures are means over `num_seeds` runs.
 
     Raises:
-        ConfigError: a setting breaks a rule of the configuration.
+        ConfigError: a setting breaks a rule of the configuration, or cannot go on.
     """
     for values in itertools.product(*(sweep.values for sweep in sweeps)):
         changes = {sweep.field: value for sweep, value in zip(sweeps, values, strict=True)}
         setting = {sweep.name: value for sweep, value in zip(sweeps, values, strict=True)}
-        found = [
-            simulate(replace(scenario, seed=scenario.seed + number, **changes)).figures()
-            for number in range(num_seeds)
-        ]
+        one = replace(scenario, **changes)
+        try:
+            found = [simulate(replace(one, seed=one.seed + number)).figures() for number in range(num_seeds)]
+        except RuntimeError as error:
+            raise ConfigError(f"{setting or 'this run'} stands still for good: {error}") from None
         yield Row(setting=setting, figures={key: fmean(one[key] for one in found) for key in found[0]})
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fa_rollout.simulation import Scenario
 
 _STEPS = 60
+_MOST_TOKENS = 1 << 17
+"""Of an answer, where no configuration says less."""
 _DESCRIPTION = """\
 Plays a run's own flow control on a virtual clock, against engines that are a decode rate and a number of
 slots and a trainer that is a time: trainer idle, staleness, throughput and step time, in a second.
@@ -123,8 +125,9 @@ def scenario(options: argparse.Namespace) -> "Scenario":
     else:
         config = configuration(options)
     base = base.like(config)
-    most = config.sampling.max_new_tokens
-    if options.like is None and options.lengths is None and (options.config or "sampling" in options.changes):
+    is_cut = options.config is not None or "sampling" in options.changes
+    most = config.sampling.max_new_tokens if is_cut else _MOST_TOKENS
+    if is_cut and options.like is None:
         base = replace(base, lengths=lognormal_lengths(most / 4, 0.8, 1, most))
     changes: dict[str, Any] = {"num_steps": options.steps or min(base.num_steps, _STEPS)}
     for name in _OPTIONS:
@@ -133,9 +136,9 @@ def scenario(options: argparse.Namespace) -> "Scenario":
     if options.lengths is not None:
         kind, *numbers = options.lengths.split(":")
         if kind == "lognormal":
-            changes["lengths"] = lognormal_lengths(*_two(numbers, options.lengths), 1, max(most, 1 << 17))
+            changes["lengths"] = lognormal_lengths(*_two(numbers, options.lengths), 1, most)
         else:
-            changes["lengths"] = lengths_of_file(Path(options.lengths), 1 << 17)
+            changes["lengths"] = lengths_of_file(Path(options.lengths), most)
     return replace(base, **changes)
 
 

@@ -170,6 +170,15 @@ def test_an_engine_whose_tokenizer_is_another_is_found_by_its_spelling(
     assert found["agreement"]["status"] == "skipped"
 
 
+@pytest.mark.parametrize(("publish", "status"), [("disk", Status.OK), ("tensor", Status.ERROR)])
+def test_an_engine_must_know_the_way_in_which_weights_come(publish: str, status: Status) -> None:
+    info = EngineInfo(
+        url="u", version_label="0", has_spans=True, model_path="m", server_version=None, vocab_size=None
+    )
+    one = Examined(info=info, probe_s=0.1, can_pause=True, update_ways=("files",), has_brackets=False)
+    assert only(engines.engines(config(trainer={"publish": publish}), [one])).status is status
+
+
 def test_engines_that_differ_are_told(folder: Path) -> None:
     def one(**changes: Any) -> Examined:
         plain = {"version_label": "default", "has_spans": True, "vocab_size": 40, "url": "u"}
