@@ -172,7 +172,7 @@ class EngineUpdates:
 
     async def _publish_once(self, message: PublishWeights) -> None:
         try:
-            await self._pause()
+            await self._pause(may_be_none=message.is_streamed)
             self._book.announce(message.lineage, message.version)
             label = self._book.label(message.version)
             if message.is_streamed:

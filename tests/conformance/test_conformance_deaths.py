@@ -47,3 +47,23 @@ def test_an_update_that_empties_the_cache_under_retracted_requests_does(
     with pytest.raises(aiohttp.ClientError):
         target.with_http(work)
     assert server.process.wait(30) == 1
+
+
+PIECES = {
+    "a broken pickle of tensors": (
+        "/update_weights_from_tensor",
+        {"serialized_named_tensors": ["AAAA"], "flush_cache": False},
+    ),
+    "a broadcast of a group that it is not in": (
+        "/update_weights_from_distributed",
+        {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "none", "flush_cache": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PIECES)
+def test_pieces_of_weights_that_cannot_be_had_do(doomed: tuple[SGLangServer, Target], what: str) -> None:
+    server, target = doomed
+    with pytest.raises(aiohttp.ClientError):
+        target.with_http(lambda http: http.control(*PIECES[what]))
+    assert server.process.wait(30) == 1

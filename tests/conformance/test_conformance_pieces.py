@@ -121,6 +121,7 @@ def test_broadcasts_of_a_group_replace_the_weights_and_the_group_stays(
             await publish(pool, f"0:{number}")
             completions.append(await short(pool))
         assert names[0] == names[1]
+        assert leader.group is not None
         await pool.streams.forget_group()
         leader.group.leave()
         return completions

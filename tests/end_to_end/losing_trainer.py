@@ -34,7 +34,7 @@ class Deadly(torch.Tensor):
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
     """As the model has them; one in the middle is deadly."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    state: dict[str, torch.Tensor] = dict(model.state_dict())
     middle = list(state)[len(state) // 2]
     return state | {middle: state[middle].detach().as_subclass(Deadly)}
 
