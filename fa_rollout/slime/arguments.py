@@ -12,6 +12,7 @@ from fa_rollout.slime.options import Options
 _BYTES_PER_TOKEN = 9
 """Token, log-probability and mask."""
 _MIN_RING_BYTES, _MAX_RING_BYTES = 64 << 20, 1 << 30
+_OWN_FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters."
 _HEARTBEAT_S = 120.0
 """Reward functions of slime run in the generator's loop and may hold it up for long."""
 
@@ -103,6 +104,18 @@ def takes_fast_path(args: Any, options: Options) -> bool:
     """Whether plain prompts go by fa_rollout's own client; else slime's `generate` makes all requests."""
     has_prefill_servers = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
     return options.fast_client and not has_prefill_servers
+
+
+def shows_samples(args: Any) -> bool:
+    """Whether code that is not slime's own may look at samples in the generator, and expect lists there.
+
+    slime's reward models by `--rm-type` read texts, and its dynamic filters rewards.
+    """
+    paths = [args.custom_generate_function_path, args.custom_rm_path, args.rollout_all_samples_process_path]
+    paths += args.rollout_sample_hook_path or []
+    if not (args.dynamic_sampling_filter_path or "").startswith(_OWN_FILTERS):
+        paths.append(args.dynamic_sampling_filter_path)
+    return any(path is not None for path in paths)
 
 
 def num_engines(args: Any) -> int:

@@ -126,7 +126,7 @@ class FastGenerate:
     def _fill(self, args: Any, sample: Any, turn: Turn) -> dict[str, Any]:
         note_spans(sample, turn)
         start = sample.response_length
-        with_lists = not self._arrays or start > 0 or args.rollout_top_p != 1.0
+        with_lists = not self._arrays or start > 0 or args.rollout_top_p != 1.0 or _is_special(sample)
         meta: dict[str, Any] = {}
         for completion in turn.completions:
             if completion.rest:  # an answer that no engine gave tells nothing
@@ -189,6 +189,11 @@ def note_spans(sample: Any, turn: Turn) -> None:
         spans[id(sample)] = known + [
             VersionSpan(span.version, start + span.end) for span in turn.version_spans
         ]
+
+
+def _is_special(sample: Any) -> bool:
+    """Whether a function of its own will look at this sample."""
+    return any(getattr(sample, name, None) for name in ("custom_rm_path", "generate_function_path"))
 
 
 def _has_images(sample: Any) -> bool:

@@ -28,7 +28,7 @@ from fa_rollout.generator.pulse import Figures, engine_figures, slowest_requests
 from fa_rollout.generator.requester import PartialPolicy, Requester
 from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime import upstream
-from fa_rollout.slime.arguments import num_engines
+from fa_rollout.slime.arguments import num_engines, shows_samples
 from fa_rollout.slime.errand import Places
 from fa_rollout.slime.fast import EarlyStart, FastGenerate
 from fa_rollout.slime.options import Options
@@ -156,7 +156,8 @@ class SlimeGenerator:
         slime.http_utils.init_http_client(self._args)
         slime.http_utils._post = self._transport.post
         if self._requester is not None:
-            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, arrays=self._options.arrays)
+            arrays = self._options.arrays or not shows_samples(self._args)
+            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, arrays=arrays)
         slime.sample_hooks.set_current_rollout_id(self._rollout_id)
 
     async def _obey(self) -> None:

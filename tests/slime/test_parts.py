@@ -13,7 +13,7 @@ from slime.utils.types import Sample
 
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.slime import sidecar, wire
-from fa_rollout.slime.arguments import config_tree, num_rollouts
+from fa_rollout.slime.arguments import config_tree, num_rollouts, shows_samples
 from fa_rollout.slime.options import Options, read_options
 from fa_rollout.slime.prompts import Prompts, Stock
 from fa_rollout.slime.sidecar import Sidecar
@@ -167,6 +167,28 @@ def test_the_page_has_every_option_with_its_default() -> None:
     for name, default in msgspec.structs.asdict(Options()).items():
         if default is not None:
             assert rows[name].strip("`") == str(default).lower().removesuffix(".0"), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"custom_rm_path": None}, False),
+        ({}, True),
+        ({"custom_rm_path": None, "rollout_sample_hook_path": ["a.b"]}, True),
+        ({"custom_rm_path": None, "dynamic_sampling_filter_path": "a.b"}, True),
+        (
+            {
+                "custom_rm_path": None,
+                "dynamic_sampling_filter_path": "slime.rollout.filter_hub.dynamic_sampling_filters.check",
+            },
+            False,
+        ),
+    ],
+)
+def test_samples_hold_lists_where_code_of_the_users_may_look(
+    tmp_path: Path, changes: dict[str, Any], shown: bool
+) -> None:
+    assert shows_samples(arguments(tmp_path, "http://127.0.0.1:9", **changes)) == shown
 
 
 def test_every_set_of_arguments_makes_a_configuration_that_is_taken(tmp_path: Path) -> None:

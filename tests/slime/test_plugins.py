@@ -131,6 +131,19 @@ def test_the_sample_filter_sees_the_batch(tmp_path: Path, engines: Engines) -> N
     assert [s.remove_sample for s in flat(manager.batches[0][0])] == [True, False]
 
 
+def test_without_code_of_the_users_samples_are_the_same_lists(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines(lengths=Lengths(tokens=60), tokens_per_s=100.0)
+    manager = Manager(arguments(tmp_path, router, custom_rm_path=None, num_rollout=4))
+    train_async(manager, made, steps=range(4))
+    assert any(len(sample.weight_versions) > 1 for sample in manager.samples)
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+        assert isinstance(sample.tokens, list)
+        assert isinstance(sample.rollout_log_probs, list)
+        assert sample.loss_mask == [1] * sample.response_length
+        assert sample.reward == float(len(sample.response))
+
+
 @pytest.mark.parametrize("path", [None, f"{CODE}.one_turn"])
 def test_slimes_own_generate_gives_the_same(tmp_path: Path, engines: Engines, path: str | None) -> None:
     made, router = engines()
