@@ -1,6 +1,7 @@
 """A trainer of one rank that loses an engine in the middle of a push, by its own hand, and checks all tokens.
 
-In: model, output folder, and the pid of the engine to kill. Out: `seen-0.jsonl` as of `checking_trainer`.
+In: model, output folder, and the pid of the engine to kill; 0: none is lost, and all weights but the last
+ones are frozen. Out: `seen-0.jsonl` as of `checking_trainer`.
 """
 
 import json
@@ -51,9 +52,9 @@ def main(model_folder: Path, output: Path, victim: int) -> None:
                     line = note(sample, step, batch.version, weights.largest_difference(sample))
                     seen.write(json.dumps(line) + "\n")
             with torch.no_grad():
-                for parameter in model.parameters():
+                for parameter in list(model.parameters())[0 if victim else -2 :]:
                     parameter.add_(0.05 * torch.randn_like(parameter))
-            if step == LOST_AT:
+            if step == LOST_AT and victim:
                 Deadly.victim = victim
             with hook.update_weights() as update:
                 update.push(weights_of(model))
