@@ -19,7 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     assert MKDOCS is not None
     done = subprocess.run(
-        [MKDOCS, "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [MKDOCS, "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
