@@ -41,7 +41,8 @@ _TICK_S = 0.25
 _LAST_WORD_S = 3.0
 """Beyond the grace, for the hub to close its books."""
 _ENGINE_GRACE_S = 3.0
-_EXPORTER_GRACE_S = 5.0
+_EXPORTER_GRACE_S = 15.0
+"""Beyond the hub's last words: what is written elsewhere may have to be sent there."""
 _ORPHAN_GRACE_S = 1.0
 
 
