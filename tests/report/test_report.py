@@ -18,6 +18,7 @@ from fa_rollout.report import figures, trace
 from fa_rollout.report.page import page
 from fa_rollout.report.summary import summarize
 from fa_rollout.report.timeline import lanes, spans
+from fa_rollout.report.verdict import Bound
 from fa_rollout.report.words import clock, number, seconds, size, ticks, time_ticks
 from tests.records.conftest import GROUPS_PER_STEP, NUM_STEPS, SAMPLES_PER_GROUP, Recorded
 
@@ -114,10 +115,26 @@ def test_failures_are_counted_by_class(recorded: Recorded, history: History) -> 
     assert sum(found.values()) == counts["failed"] + counts["filtered"] + counts["dropped"]
 
 
-def test_a_generator_that_was_killed_is_named_where_the_trainer_waited_for_it(history: History) -> None:
-    steps = figures.step_figures(history)
-    assert 0.2 < figures.away_share(history, steps) <= 1.0
-    assert "The generator was replaced once" in " ".join(summarize(history).verdict.notes)
+def test_a_generator_that_was_away_while_the_trainer_waited_is_named() -> None:
+    events = [
+        Event(t=0.0, event="began", run="r"),
+        Event(t=0.0, event="generator_started", incarnation=1),
+        Event(t=1.0, event="generator_ready", incarnation=1),
+        Event(t=2.0, event="composed", step=0, version=0),
+        Event(t=2.0, event="handed", step=0, rank=0, waited_s=1.0),
+        Event(t=3.0, event="finished", step=0, rank=0),
+        Event(t=4.0, event="generator_died", how="by signal SIGKILL"),
+        Event(t=4.0, event="generator_started", incarnation=2),
+        Event(t=8.0, event="generator_ready", incarnation=2),
+        Event(t=9.0, event="composed", step=1, version=0),
+        Event(t=9.0, event="handed", step=1, rank=0, waited_s=6.0),
+        Event(t=10.0, event="finished", step=1, rank=0),
+    ]
+    (history,) = histories(events)
+    assert figures.away_share(history, figures.step_figures(history)) == pytest.approx(4 / 6)
+    verdict = summarize(history).verdict
+    assert verdict.bound is Bound.GENERATOR
+    assert "The generator was replaced once" in " ".join(verdict.notes)
 
 
 def test_levels_and_tokens_integrate_to_what_the_groups_had(history: History) -> None:
