@@ -133,9 +133,7 @@ async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
     """
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
     found = [engine.version_label for engine in pool.engines]
-    is_cut_off = any(
-        text == IN_PIECES or parse_label(text, resume.lineage) > resume.version for text in found
-    )
+    is_cut_off = IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
     if resume.is_streamed or (resume.weights is None and is_cut_off):
         pool.expect_streamed(label)
         return

@@ -159,6 +159,7 @@ class GeneratorDesk:
             engines=self._core.roster.urls,
             known_engines=self._core.roster.known,
             is_streamed=self._core.updates.folders.is_streamed,
+            in_stream=self._core.updates.in_stream,
             step=self._core.announced.step if self._core.announced else 0,
         )
 

@@ -80,6 +80,8 @@ class Updates:
         """What the leader wants to be published."""
         self._failure = _NOT_OPEN
         """Why no update is open: error and text for ranks that think one is."""
+        self.in_stream = False
+        """The update that is open has sent stages."""
         self._stage: UpdateStage | None = None
         """The leader's request that the engines carry out."""
         self._pause: UpdatePause | None = None
@@ -115,7 +117,7 @@ class Updates:
         if self._is_refused(rank, message.request, leader_only=True):
             return
         self.folders.doubt()  # what engines hold from now on is no version
-        self._was_sent = True
+        self._was_sent = self.in_stream = True
         self._stage = message
         self._to_generator(
             EngineStage(
@@ -280,6 +282,7 @@ class Updates:
 
     def _end(self, answer: Callable[[int], Message]) -> None:
         self.phase = Phase.IDLE
+        self.in_stream = False
         leader = self._world.leader
         if self._stage is not None:
             self._answer_stage(answer(self._stage.request))

@@ -116,6 +116,7 @@ class HubEnd:
         self.tree = tree
         self.version = version
         self.weights = weights
+        self.in_stream = False
         self.said: list[m.Message] = []
         self.start()
 
@@ -157,6 +158,7 @@ class HubEnd:
                 version=self.version,
                 lineage=LINEAGE,
                 weights=self.weights,
+                in_stream=self.in_stream,
             )
         )
 

@@ -132,6 +132,7 @@ def test_a_life_that_is_killed_after_a_stream_was_sealed_is_followed_by_one_that
         trainer = Trainer(hub)
         for stage in (m.OpenStream(via=m.Via.TENSOR), bucket, m.SealStream()):
             trainer.take(stage)
+        hub.in_stream = True
         hub.restart()
         hub.wait_for(m.GeneratorReady, 2)
         hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path=None, is_streamed=True))

@@ -36,6 +36,8 @@ class Resume(Message):
     """What the life before found out about them; opaque to the hub."""
     is_streamed: bool = False
     """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
+    in_stream: bool = False
+    """A stream of weights was under way when the last life ended: engines may hold what is no version yet."""
     step: int = 0
     """Where prompts are fed: the step that the launcher announced last, by its own count."""
     payload: bytes = b""
