@@ -57,10 +57,6 @@ class Stream:
         self._pending: int | None = None
         """The stage that was begun and not finished."""
 
-    @property
-    def is_open(self) -> bool:
-        return self.failure is None
-
     def place(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Put a whole tensor where it is sent from."""
         raise NotImplementedError

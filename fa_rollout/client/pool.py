@@ -206,6 +206,7 @@ class EnginePool:
                     self._go()
                 if self._calls:
                     await self._last_call_ended.wait()
+                await self.streams.forget_group()
         except TimeoutError:
             _LOG.warning("event=close_cut_short open_calls=%d", len(self._calls))
         finally:

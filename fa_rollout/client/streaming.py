@@ -205,8 +205,8 @@ class WeightStream:
         """Engines leave the group that they are in, if they are in one."""
         group, self._group = self._group, None
         if group is not None:
-            engines = await self._fleet.refresh()
-            await asyncio.gather(*(pieces.destroy_group(engine, group[0]) for engine in engines))
+            calls = [pieces.destroy_group(engine, group[0]) for engine in self._fleet.engines]
+            await asyncio.gather(*calls)
 
     # --- inside -----------------------------------------------------------------------------------
 
