@@ -35,7 +35,7 @@ def merged(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str
 class Rig:
     """One run of the hub; `with` ends it and checks that nothing of it is left."""
 
-    def __init__(self, folder: Path, engine: ScriptedEngine, **changes: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, engine: ScriptedEngine, /, **changes: dict[str, Any]) -> None:
         self.folder = folder
         self.engine = engine
         folder.mkdir(parents=True, exist_ok=True)
