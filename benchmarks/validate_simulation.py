@@ -4,7 +4,8 @@
 
 Each setting is run with hub, generator, ring and a trainer that sleeps, then played. The simulator is given
 what a user knows: the settings, the engine's rates, the training time, the lengths of the answers (those of
-the run, in its order), and the mean time that an update made the engines stand still. Nothing is fitted.
+the run, in its order; under `drop` their distribution, since a log knows only answers that were finished),
+and the mean time that an update made the engines stand still. Nothing is fitted.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.records.events import FILE_NAME, read
 from fa_rollout.records.history import History, histories
-from fa_rollout.simulation import Outcome, simulate
+from fa_rollout.simulation import Outcome, lognormal_lengths, simulate
 from fa_rollout.simulation.outcome import quantile
 from fa_rollout.simulation.recorded import scenario_of
 from fa_rollout.toml import written
@@ -46,6 +47,7 @@ class Setting:
     staleness: int = 2
     policy: str = "wait"
     partial: str = "resume"
+    pause_mode: str = "auto"
     update_interval: int = 1
     surplus_groups: int = 0
     num_slots: int = 32
@@ -68,7 +70,7 @@ def settings(*, quick: bool) -> list[Setting]:
     changed = [
         Setting(name="drop 1", policy="drop", staleness=1),
         Setting(name="drop 0, 4 surplus", policy="drop", staleness=0, surplus_groups=4),
-        Setting(name="wait 2, restart", partial="restart"),
+        Setting(name="wait 2, restart", partial="restart", pause_mode="abort"),
         Setting(name="wait 2, 2 steps a version", update_interval=2),
         Setting(name="wait 4, half the slots", staleness=4, num_slots=16),
         Setting(name="wait 4, 2 engines", staleness=4, num_slots=16, num_engines=2),
@@ -150,6 +152,7 @@ def _write_config(setting: Setting, folder: Path, urls: list[str], num_steps: in
                     "urls": urls,
                     "tokenizer": str(folder / "model"),
                     "max_concurrent_samples": setting.num_slots,
+                    "pause_mode": setting.pause_mode,
                 },
                 "run": {"output_dir": str(folder)},
             }
@@ -209,6 +212,10 @@ def compare(setting: Setting, *, num_steps: int) -> dict[str, Any]:
             train_s=setting.train_s,
             write_s=0.0,
         )
+    if (
+        setting.policy == "drop"
+    ):  # what was cancelled has no length: the log knows those that were quick enough
+        scenario = replace(scenario, lengths=lognormal_lengths(MEDIAN_TOKENS, SIGMA, 1, MAX_TOKENS))
     found, played = measured(history), _figures(simulate(scenario))
     return asdict(setting) | {"bubble_s": scenario.update_s, "measured": found, "simulated": played}
 

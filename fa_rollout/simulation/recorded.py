@@ -19,6 +19,7 @@ def scenario_of(folder: Path) -> Scenario:
 
     The decode rate is that of each group's longest answer, from its dispatch to its record, scoring included;
     where answers wait for a slot it is too low. Engines' total rate, prefill and scoring are not told apart.
+    Only groups that were finished have lengths: a run that dropped slow ones looks quicker than it would be.
 
     Raises:
         ConfigError: there is no log, or too little in it.

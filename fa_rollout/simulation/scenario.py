@@ -68,7 +68,7 @@ class Scenario:
     staleness_policy: str = "wait"
     surplus_groups: int = 0
     partial: str = "resume"
-    """`restart`: what an update meets half-made begins anew."""
+    """`restart`: what an update meets half-made is aborted, and begins anew."""
     rejection: float = 0.0
     """Share of finished groups that a filter rejects."""
     lengths: Lengths = field(default_factory=lambda: lognormal_lengths(1500, 0.8, 64, 8192))
@@ -106,7 +106,8 @@ class Scenario:
             staleness=rollout.staleness,
             staleness_policy=rollout.staleness_policy,
             surplus_groups=rollout.surplus_groups,
-            partial=rollout.partial,
+            # Engines that hold answers in an update abort nothing; under "auto" newer ones do so.
+            partial=rollout.partial if config.engine.pause_mode in ("auto", "abort") else "resume",
             num_engines=len(config.engine.urls) or config.launch.number,
             num_slots=config.engine.max_concurrent_samples,
             ring_bytes=config.ring.bytes,
