@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fa_rollout.cli import main, parser
-from fa_rollout.config import ConfigError
+from fa_rollout.config import ConfigError, from_dict, to_dict
 from fa_rollout.simulation import Scenario, lengths_of_file, lognormal_lengths, recorded_lengths, simulate
 from fa_rollout.simulation.outcome import quantile
 from fa_rollout.simulation.recorded import scenario_of
@@ -86,6 +86,13 @@ def test_a_small_ring_holds_generation_back() -> None:
     narrow = replace(wide, ring_bytes=1 << 19)
     assert simulate(narrow).utilisation < 0.5 * simulate(wide).utilisation
     assert simulate(narrow).mean_step_s > simulate(wide).mean_step_s
+
+
+@pytest.mark.parametrize(("pause_mode", "partial"), [("abort", "restart"), ("retract", "resume")])
+def test_engines_that_hold_answers_in_an_update_restart_nothing(pause_mode: str, partial: str) -> None:
+    tree = to_dict(Scenario(partial="restart").config())
+    tree["engine"]["pause_mode"] = pause_mode
+    assert Scenario().like(from_dict(tree)).partial == partial
 
 
 # --- lengths ---------------------------------------------------------------------------------------------
