@@ -130,9 +130,7 @@ def test_an_engine_that_is_killed_and_started_anew_costs_no_prompt(
     assert sorted(trained(run.wait())) == list(range(5 * BATCH * NUM_SAMPLES))
 
 
-def test_replays_and_seeds_go_through_slimes_own_steps(
-    tmp_path: Path, model: Path, engines: Any
-) -> None:
+def test_replays_and_seeds_go_through_slimes_own_steps(tmp_path: Path, model: Path, engines: Any) -> None:
     (engine,) = engines(1, tokens_per_s=150.0, experts=(2, 2))
     # slime's image has a router of its own build, which passes on what the public one leaves out.
     router = ScriptedEngine.start(Script(workers=[engine.url], router_drops=False))
