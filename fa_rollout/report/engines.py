@@ -46,8 +46,9 @@ def table(engines: list[EngineState]) -> str:
     if not engines:
         return ""
     rows = "".join(map(_row, engines))
-    heads = ("engine", "health", "answers", "tokens", "latency p50", "p99", "failures")
-    titles = "".join(f"<th>{head}</th>" for head in heads)
+    titles = "<th>engine</th><th>health</th>"
+    titles += "".join(f'<th class="n">{head}</th>' for head in ("answers", "tokens", "latency p50", "p99"))
+    titles += "<th>failures</th>"
     return (
         f'<div class="box"><div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody>'
         "</table></div></div>"

@@ -153,7 +153,7 @@ def _books(summary: Summary) -> str:
         for how, kind, count, example in figures.reasons(summary.history)[:MAX_REASONS]
     )
     table = (
-        '<div class="scroll"><table><thead><tr><th>ended</th><th>groups</th><th>class</th>'
+        '<div class="scroll"><table><thead><tr><th>ended</th><th class="n">groups</th><th>class</th>'
         f"<th>the latest</th></tr></thead><tbody>{lines}</tbody></table></div>"
         if lines
         else ""
@@ -172,8 +172,8 @@ def _warnings(history: History) -> str:
     rest = len(history.warnings) - MAX_WARNINGS
     more = f'<p class="sum">and {rest:,} more in events.jsonl</p>' if rest > 0 else ""
     return (
-        '<div class="box"><div class="scroll"><table><thead><tr><th>after</th><th>warning</th></tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>{more}</div>"
+        '<div class="box"><div class="scroll"><table><thead><tr><th class="n">after</th>'
+        f"<th>warning</th></tr></thead><tbody>{lines}</tbody></table></div>{more}</div>"
     )
 
 
