@@ -56,7 +56,6 @@ class Setting:
     total_tokens_per_s: float = 0.0
     prefill_s: float = 0.0
     train_s: float = 0.74
-    update_s: float = 0.02
 
 
 def settings(*, quick: bool) -> list[Setting]:
@@ -77,7 +76,6 @@ def settings(*, quick: bool) -> list[Setting]:
         Setting(name="wait 2, engines share 2,400/s", total_tokens_per_s=2400.0),
         Setting(name="wait 2, first token after 0.2 s", prefill_s=0.2),
         Setting(name="wait 2, quick trainer", train_s=0.2),
-        Setting(name="wait 2, slow update", update_s=0.3),
     ]
     return rows + (changed[:1] if quick else changed)
 
@@ -123,7 +121,6 @@ def _script(setting: Setting, place: int) -> Script:
         total_tokens_per_s=setting.total_tokens_per_s,
         prefill_s=setting.prefill_s,
         max_running=setting.num_slots,
-        update_s=setting.update_s,
     )
 
 

@@ -14,7 +14,7 @@ from benchmarks.validate_simulation import Setting, compare, draw, errors
 
 @pytest.mark.slow
 def test_a_real_run_and_its_simulation_keep_the_same_bound(tmp_path: Path) -> None:
-    setting = Setting(name="wait 1", staleness=1, tokens_per_s=3000.0, train_s=0.02, update_s=0.0)
+    setting = Setting(name="wait 1", staleness=1, tokens_per_s=3000.0, train_s=0.02)
     row = compare(setting, num_steps=12)
     for kind in ("measured", "simulated"):
         assert set(row[kind]) == set(validate_simulation.FIGURES)
