@@ -211,9 +211,8 @@ def test_ranks_that_ask_between_two_steps_get_one_state_and_any_number_of_ranks_
     assert sorted(seen) == ALL
 
 
-@pytest.mark.parametrize(
-    "options", [{"payload": True, "interrupt": True}, pytest.param({}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"payload": True, "interrupt": True}, {}])
 def test_every_group_is_trained_once_through_kills_at_any_moment(
     slow: MakeRig, options: dict[str, bool]
 ) -> None:
@@ -263,6 +262,7 @@ def test_an_older_checkpoint_brings_its_own_back_and_nothing_of_the_branch_after
     assert sorted(first + second) == ALL
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_bound_is_told_and_starts_anew(
     rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,6 +284,7 @@ def test_what_does_not_fit_the_bound_is_told_and_starts_anew(
     assert sorted(seen) == ALL
 
 
+@pytest.mark.slow
 def test_tokens_of_other_sampling_parameters_are_not_gone_on_from(
     slow: MakeRig, slow_engine: ScriptedEngine
 ) -> None:
@@ -314,6 +315,7 @@ def test_a_state_whose_kept_part_was_damaged_is_refused_with_the_way_out(rig: Ma
             hook.load_state_dict(state | {KEPT: b"bytes"})
 
 
+@pytest.mark.slow
 def test_the_bound_on_staleness_holds_for_what_was_kept(rig: MakeRig, tmp_path: Path) -> None:
     """Tokens too old for the next version are made anew under `wait`, whatever the checkpoint kept."""
     seen: Keys = []

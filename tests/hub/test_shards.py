@@ -56,6 +56,7 @@ def test_the_first_rank_says_which_prompts_are_this_nodes(rig: MakeRig) -> None:
         assert run.events("shard")[0]["num_shards"] == 3
 
 
+@pytest.mark.slow
 def test_each_node_has_its_own_part_of_a_checkpoint(rig: MakeRig) -> None:
     with rig() as run, attach(run, 1, 2) as hook:
         seen = train(hook, 2)
