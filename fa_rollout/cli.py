@@ -15,7 +15,19 @@ from typing import NoReturn
 from fa_rollout import flags, log_level
 from fa_rollout.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
-from fa_rollout.verbs import completion, config, demo, doctor, engines, replay, report, run, samples, simulate, top
+from fa_rollout.verbs import (
+    completion,
+    config,
+    demo,
+    doctor,
+    engines,
+    replay,
+    report,
+    run,
+    samples,
+    simulate,
+    top,
+)
 from fa_rollout.verbs.configured import add_keys
 from fa_rollout.version import __version__
 from shm.errors import FaRolloutError
