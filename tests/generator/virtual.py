@@ -114,6 +114,14 @@ def true_logprob(label: str) -> float:
     return -float(zlib.crc32(label.encode()) % 1000) / 1024
 
 
+class _NoStreams:
+    """Weights come by files here."""
+
+    async def abandon(self, label: str) -> None: ...
+
+    async def supersede(self) -> None: ...
+
+
 class VirtualEngines:
     """What `EnginePool` is to the generator."""
 
@@ -121,6 +129,7 @@ class VirtualEngines:
 
     def __init__(self, capacity: int) -> None:
         self.label = "default"
+        self.streams = _NoStreams()
         self.flights: dict[str, Flight] = {}
         self.engines = (SimpleNamespace(url="http://virtual", has_spans=True),)
         self._capacity = capacity
@@ -148,7 +157,7 @@ class VirtualEngines:
             flight.answer.set_result(empty_abort())
         flight.land(finish)
 
-    async def pause(self, mode: str) -> None:
+    async def pause(self, mode: str, *, may_be_none: bool = False) -> None:
         await asyncio.sleep(0.1)
 
     async def continue_(self) -> None:
@@ -159,7 +168,7 @@ class VirtualEngines:
             flight.make(flight.num_made == 0 and flight.budget > 1, self.label)
         self.label = label
 
-    async def update_weights_from_disk(self, path: str, label: str) -> None:
+    async def update_weights_from_disk(self, path: str, label: str, **_: Any) -> None:
         await self.set_version_label(label)
 
     def recheck_versions(self) -> None:
