@@ -10,13 +10,13 @@ import zlib
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
 from fa_rollout.client.completion import Completion, empty_abort
 from fa_rollout.client.errors import RequestRefused
+from fa_rollout.client.probe import EngineInfo
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.row import Row
 from fa_rollout.filters import GroupFilter
@@ -131,11 +131,17 @@ class VirtualEngines:
         self.label = "default"
         self.streams = _NoStreams()
         self.flights: dict[str, Flight] = {}
-        self.engines = (SimpleNamespace(url="http://virtual", has_spans=True),)
-        self._capacity = capacity
-
-    def statistics(self) -> Any:
-        return SimpleNamespace(lanes=[SimpleNamespace(num_allowed=2 * self._capacity)])
+        self.engines = (
+            EngineInfo(
+                url="http://virtual",
+                version_label=None,
+                has_spans=True,
+                model_path=None,
+                server_version=None,
+                vocab_size=None,
+            ),
+        )
+        self.capacity = 2 * capacity
 
     async def generate(self, *, rid: str, input_ids: Any, sampling_params: Any, **_: Any) -> Completion:
         flight = self.flights[rid] = Flight(rid, np.asarray(input_ids), sampling_params["max_new_tokens"])
