@@ -264,6 +264,8 @@ def test_requests_wait_while_a_router_has_no_worker(engines: list[ScriptedEngine
 
     async def work(pool: EnginePool) -> list[Completion | BaseException]:
         first.stop()
+        while await pool._fleet.has_healthy_workers():  # noqa: ASYNC110 - the router finds out by itself
+            await asyncio.sleep(0.02)
         asking = asyncio.create_task(ask_many(pool, 4))
         await until(lambda: pool.statistics().lanes[0].circuit == "open")
         await asyncio.sleep(1.0)  # longer than both attempts of a request and what is between them
@@ -271,7 +273,7 @@ def test_requests_wait_while_a_router_has_no_worker(engines: list[ScriptedEngine
             return await asking
 
     policy = quick(max_attempts=2, unavailable_timeout_s=30.0)
-    with ScriptedEngine.start(Script(workers=[first.url])) as router:
+    with ScriptedEngine.start(Script(workers=[first.url], router_health_s=0.05)) as router:
         results = run_with([router.url], work, router=True, policy=policy)
     for result in results:
         assert isinstance(result, Completion)
