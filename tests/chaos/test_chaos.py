@@ -21,7 +21,7 @@ def life(*events: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"event": "began"}, *events]
 
 
-ISSUED = {"event": "issued", "groups": [0]}
+ISSUED = {"event": "issued", "groups": [0], "attempts": [0]}
 COMMITTED = {"event": "committed", "group": 0, "attempt": 0}
 COMPOSED = {"event": "composed", "step": 0, "groups": [0], "ranks": [[[[0, 0, False, 0]]]]}
 TRAINED = {"event": "trained", "step": 0, "groups": [0]}

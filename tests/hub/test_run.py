@@ -96,7 +96,7 @@ def test_a_stopped_generator_is_found_by_its_silence_and_replaced(rig: MakeRig) 
         train(hook, 1, seen)
         run.generator().send_signal(signal.SIGSTOP)
         train(hook, 5, seen)
-        assert any("silent" in text for text in run.notices) or run.events("generator_died")
+        run.until(lambda: any("silent" in text for text in run.notices) or run.events("generator_died"))
     assert len(set(seen)) == 48
 
 

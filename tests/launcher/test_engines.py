@@ -164,11 +164,12 @@ def test_one_that_cannot_start_ends_the_run_before_it_begins(
 
 
 def test_nothing_is_left_when_they_are_closed(watch: Callable[..., Watched]) -> None:
+    before = set(psutil.Process().children(recursive=True))  # engines that other tests share
     watched = watch(router=True)
     watched.up()
-    processes = psutil.Process().children(recursive=True)
+    processes = set(psutil.Process().children(recursive=True)) - before
     assert len(processes) >= 6
     watched.engines.terminate()
     watched.engines.close()
-    _, left = psutil.wait_procs(processes, timeout=20)
+    _, left = psutil.wait_procs(list(processes), timeout=20)
     assert not left, left

@@ -1,6 +1,7 @@
 """One run of the real hub and generator on a scripted engine, recorded once for all tests of a worker."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.generator.sample_log import FLUSH_S
 from tests.hub.rig import VOCAB_SIZE, Rig
 from trainer_hook import TrainerHook
 
@@ -52,6 +54,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         with rig.attach() as hook:
             for step in range(NUM_STEPS):
                 if step == KILLED_AFTER:
+                    time.sleep(
+                        3 * FLUSH_S
+                    )  # what a killed generator has not written yet is lost to the log alone
                     rig.generator().kill()
                 _train(hook, run)
             hook.evaluate([{"prompt": "a question"}])
