@@ -15,14 +15,10 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
 
 from fa_rollout.client.errors import ClientError
-from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.requester import Requester
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.orders import UpdateOrders
 from trainer_hook.messages import (
     ContinueEngines,
     EnginesPaused,
@@ -30,14 +26,12 @@ from trainer_hook.messages import (
     Message,
     PauseEngines,
     PublishWeights,
-    UpdateFailed,
     Warned,
     WeightsPublished,
 )
 
 logger = logging.getLogger(__name__)
 
-HOLD = "update"
 LABEL_WAIT_S = 30.0
 """An engine that the leader lost in an update may take so long to come back with the new label."""
 _LOOK_S = 0.2
@@ -48,54 +42,18 @@ def follows(config: Config) -> bool:
     return config.engine.shared and config.data.shard > 0
 
 
-class FollowedUpdates:
+class FollowedUpdates(UpdateOrders):
     """Carries the hub's orders out, one at a time."""
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        *,
-        requester: Requester,
-        book: VersionBook,
-        gates: tuple[Gate, ...],
-        mode: str,
-        settle_s: float,
-        send: Callable[[Message], None],
-    ) -> None:
-        """Arguments as `EngineUpdates` has them."""
-        self._pool, self._requester, self._book = pool, requester, book
-        self._gates, self._mode, self._settle_s, self._send = gates, mode, settle_s, send
-        self._orders: asyncio.Queue[Message] = asyncio.Queue()
-        self._held_s: float | None = None
-        """When the update began, for us."""
-        self._lease_ends_s: float | None = None
-
-    def order(self, message: PauseEngines | EngineStage | PublishWeights | ContinueEngines) -> None:
-        """Take an order; it is carried out after those before it."""
-        self._orders.put_nowait(message)
-
-    async def run(self) -> None:
-        """Carry orders out until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout_at(self._lease_ends_s):
-                    message = await self._orders.get()
-            except TimeoutError:
-                self._send(
-                    Warned(text="the trainer began an update and did not come back: requests leave again")
-                )
-                message = ContinueEngines()
-            try:
-                await self._carry_out(message)
-            except ClientError as error:
-                self._end()
-                self._send(UpdateFailed(text=f"{type(error).__name__}: {error}"))
+    lease_over = "the trainer began an update and did not come back: requests leave again"
+    _held_s: float | None = None
+    """When the update began, for us."""
 
     async def _carry_out(self, message: Message) -> None:
         match message:
             case PauseEngines():
                 await self._begin()
-                self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
+                self._lease(message.lease_s)
                 self._send(EnginesPaused())
             case PublishWeights():
                 await self._take_over(message)
@@ -103,6 +61,9 @@ class FollowedUpdates:
                 self._end()
             case EngineStage():
                 logger.warning("event=stage_ignored: streams go through the run that leads")
+
+    def _failed(self) -> None:
+        self._end()
 
     async def _begin(self) -> None:
         """The leader is about to change the weights."""
@@ -112,14 +73,8 @@ class FollowedUpdates:
         self._book.announced = sys.maxsize  # its number is told with the publication
         if self._mode != "abort":
             return
-        for gate in self._gates:
-            gate.hold(HOLD)
-        try:
-            async with asyncio.timeout(self._settle_s):
-                await self._requester.abort_all()
-                await self._requester.settled()
-        except TimeoutError:
-            logger.warning("event=settle_timed_out num_requests=%d", self._requester.num_under_way)
+        self._hold()
+        await self._settle()
 
     async def _take_over(self, message: PublishWeights) -> None:
         """Every engine has the version, says the leader; see that it tells so."""
@@ -150,5 +105,4 @@ class FollowedUpdates:
     def _end(self) -> None:
         self._book.withdraw()
         self._held_s = self._lease_ends_s = None
-        for gate in self._gates:
-            gate.release(HOLD)
+        self._release()

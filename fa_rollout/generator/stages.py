@@ -14,6 +14,7 @@ import msgspec
 from fa_rollout.client.errors import ControlFailed, ControlRefused
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.streaming import EnginesLost
+from fa_rollout.generator.next_life import outlasting_losses
 from fa_rollout.generator.versions import VersionBook
 from trainer_hook.messages import (
     Audience,
@@ -26,10 +27,6 @@ from trainer_hook.messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-RECOVERY_S = 30.0
-"""Engines that are all lost when a stream opens may take so long to come back."""
-RECOVERY_RETRY_S = 0.5
 
 
 class StreamStages:
@@ -84,17 +81,10 @@ class StreamStages:
 
     async def _opened(self, mode: str) -> Audience:
         """Open, also if all engines are lost now: one may be on its way to its next life."""
-        deadline_s = asyncio.get_running_loop().time() + RECOVERY_S
-        while True:
-            try:
-                return await self._pool.streams.open(mode)
-            except ControlRefused:
-                raise
-            except ControlFailed as error:
-                if asyncio.get_running_loop().time() > deadline_s:
-                    raise
-                logger.warning("event=stream_waits error=%s", error)
-            await asyncio.sleep(RECOVERY_RETRY_S)
+        return await outlasting_losses(
+            lambda: self._pool.streams.open(mode),
+            lambda error: logger.warning("event=stream_waits error=%s", error),
+        )
 
 
 async def _read(path: str) -> bytes:

@@ -15,18 +15,15 @@ part are taken out when it is not published. Nothing here waits for the ring, an
 that is not ours is aborted.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
+from functools import cached_property
 
-from fa_rollout.client.errors import ClientError, ControlFailed, ControlRefused
-from fa_rollout.client.pool import EnginePool
+from fa_rollout.client.errors import ClientError, ControlFailed
 from fa_rollout.config import ConfigError
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.requester import Requester
+from fa_rollout.generator.next_life import outlasting_losses
+from fa_rollout.generator.orders import UpdateOrders
 from fa_rollout.generator.stages import StreamStages, may_retry
-from fa_rollout.generator.versions import VersionBook
 from trainer_hook.messages import (
     ContinueEngines,
     EnginesPaused,
@@ -36,17 +33,12 @@ from trainer_hook.messages import (
     PublishWeights,
     StageDone,
     StageFailed,
-    UpdateFailed,
     Warned,
     WeightsPublished,
 )
 
 logger = logging.getLogger(__name__)
 
-RECOVERY_S = 30.0
-"""Engines that are all lost in an update may take so long to come back."""
-RECOVERY_RETRY_S = 0.5
-HOLD = "update"
 ENGINE_MODE = "retract"
 """The engines' own `abort` mode would end everybody's requests, so we end ours ourselves before the pause."""
 
@@ -67,65 +59,29 @@ def pause_mode(configured: str, *, has_spans: bool) -> str:
     return configured
 
 
-class EngineUpdates:
+class EngineUpdates(UpdateOrders):
     """Carries the hub's orders out, one at a time."""
 
-    def __init__(
-        self,
-        pool: EnginePool,
-        *,
-        requester: Requester,
-        book: VersionBook,
-        gates: tuple[Gate, ...],
-        mode: str,
-        settle_s: float,
-        send: Callable[[Message], None],
-    ) -> None:
-        """
-        Args:
-            gates: closed while the engines stand still.
-            mode: as `pause_mode` says.
-            settle_s: longest wait for our aborted requests to come back.
-        """
-        self._pool = pool
-        self._requester = requester
-        self._book = book
-        self._gates = gates
-        self._mode = mode
-        self._settle_s = settle_s
-        self._send = send
-        self._orders: asyncio.Queue[Message] = asyncio.Queue()
-        self._paused_s: float | None = None
-        """When the engines began to stand still."""
-        self._lease_ends_s: float | None = None
-        self._stages = StreamStages(pool, book)
+    lease_over = "the trainer paused the engines and did not come back: they go on"
+
+    _paused_s: float | None = None
+    """When the engines began to stand still."""
+
+    @cached_property
+    def _stages(self) -> StreamStages:
+        return StreamStages(self._pool, self._book)
 
     def order(self, message: PauseEngines | EngineStage | PublishWeights | ContinueEngines) -> None:
         """Take an order; it is carried out after those before it."""
         if isinstance(message, ContinueEngines):
             self._stages.interrupt()
-        self._orders.put_nowait(message)
-
-    async def run(self) -> None:
-        """Carry orders out until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout_at(self._lease_ends_s):
-                    message = await self._orders.get()
-            except TimeoutError:
-                self._send(Warned(text="the trainer paused the engines and did not come back: they go on"))
-                message = ContinueEngines()
-            try:
-                await self._carry_out(message)
-            except ClientError as error:
-                self._book.withdraw()
-                self._send(UpdateFailed(text=f"{type(error).__name__}: {error}"))
+        super().order(message)
 
     async def _carry_out(self, message: Message) -> None:
         match message:
             case PauseEngines():
                 await self._pause()
-                self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
+                self._lease(message.lease_s)
                 self._send(EnginesPaused())
             case EngineStage():
                 await self._carry_on(message)
@@ -135,6 +91,9 @@ class EngineUpdates:
                 self._stages.interrupted()
                 self._book.withdraw()
                 await self._continue()
+
+    def _failed(self) -> None:
+        self._book.withdraw()
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -149,26 +108,21 @@ class EngineUpdates:
             self._send(StageFailed(number=message.number, text=text, may_retry=may_retry(error)))
         else:
             self._send(StageDone(number=message.number, value=value))
-        self._lease_ends_s = asyncio.get_running_loop().time() + message.lease_s
+        self._lease(message.lease_s)
 
     # --- publication ------------------------------------------------------------------------------
 
     async def _publish(self, message: PublishWeights) -> None:
         """Publish, again if all engines are lost in the middle: one may be on its way to its next life."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + RECOVERY_S
-        while True:
-            try:
-                await self._publish_once(message)
-                return
-            except ControlRefused:
-                raise
-            except ControlFailed as error:
-                if message.is_streamed or loop.time() > deadline_s:
-                    raise
-                logger.warning("event=publish_again version=%d error=%s", message.version, error)
+        if message.is_streamed:
+            await self._publish_once(message)
+            return
+
+        def again(error: ControlFailed) -> None:
+            logger.warning("event=publish_again version=%d error=%s", message.version, error)
             self._book.withdraw()
-            await asyncio.sleep(RECOVERY_RETRY_S)
+
+        await outlasting_losses(lambda: self._publish_once(message), again)
 
     async def _publish_once(self, message: PublishWeights) -> None:
         try:
@@ -198,8 +152,7 @@ class EngineUpdates:
         """
         if self._paused_s is not None:
             return
-        for gate in self._gates:
-            gate.hold(HOLD)
+        self._hold()
         self._paused_s = time.monotonic()
         try:
             if self._mode == "abort":
@@ -212,19 +165,6 @@ class EngineUpdates:
     @property
     def _engine_mode(self) -> str:
         return ENGINE_MODE if self._mode == "abort" else self._mode
-
-    async def _settle(self) -> None:
-        """Abort our own requests and wait for them to come back.
-
-        One that does not come back in time is of an unknown version: the label at its end will not be the one
-        it left under.
-        """
-        try:
-            async with asyncio.timeout(self._settle_s):
-                await self._requester.abort_all()
-                await self._requester.settled()
-        except TimeoutError:
-            logger.warning("event=settle_timed_out num_requests=%d", self._requester.num_under_way)
 
     async def _continue(self) -> float:
         """Engines go on; how long they stood still. One that does not is left to the pool's probes."""
@@ -243,5 +183,4 @@ class EngineUpdates:
 
     def _open(self) -> None:
         self._paused_s = None
-        for gate in self._gates:
-            gate.release(HOLD)
+        self._release()
