@@ -28,6 +28,7 @@ from benchmarks.host import host
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
+from fa_rollout.toml import written
 from trainer_hook import EndOfData, TrainerHook
 
 GROUPS_PER_RANK, SAMPLES_PER_GROUP = 4, 4
@@ -130,12 +131,8 @@ def _write_config(folder: Path, url: str, num_ranks: int, num_steps: int) -> Pat
         "engine": {"urls": [url], "tokenizer": str(folder / "model")},
         "trainer": {"num_ranks": num_ranks},
     }
-    text = "\n".join(
-        f"[{name}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in section.items())
-        for name, section in sections.items()
-    )
     path = folder / "run.toml"
-    path.write_text(text)
+    path.write_text(written(sections))
     return path
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
+from fa_rollout.toml import written
 from tests.launcher.processes import Launch
 
 pytestmark = pytest.mark.slow
@@ -40,11 +41,7 @@ class Run(Launch):
             "ring": {"bytes": "1MiB"},
             "run": {"output_dir": str(folder)},
         } | sections
-        text = "\n".join(
-            f"[{name}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in section.items())
-            for name, section in tree.items()
-        )
-        (folder / "run.toml").write_text(text)
+        (folder / "run.toml").write_text(written(tree))
         super().__init__(folder, sys.executable, "-m", "tests.end_to_end.plain_trainer", str(folder))
 
     @property
@@ -102,16 +99,18 @@ def test_engines_join_and_leave_a_run_by_command(start: Callable[..., Run], tmp_
     with ScriptedEngine.start(SCRIPT) as first, ScriptedEngine.start(SCRIPT) as second:
         run = start(engine={"urls": [first.url], "tokenizer": str(tmp_path / "model")})
         run.reached(3)
+        run.hold()  # a command takes as long as many steps
         added = run.engines("add", second.url)
         assert added.returncode == 0, added.stderr
         assert f"engines: {first.url}, {second.url}" in added.stdout
         loads = [one.time_s for one in second.requests("/update_weights_from_disk")]
+        run.hold(is_held=False)
         run.until(lambda: len(second.requests("/generate")) > 4)
+        run.hold()
         samples = [one for one in second.requests("/generate") if "probe" not in (one.rid or "")]
         assert loads[0] < samples[0].time_s
         assert second.url in run.engines("list").stdout
 
-        run.hold()
         removed = run.engines("remove", first.url)
         assert removed.returncode == 0, removed.stderr
         assert first.state()["num_running"] == 0
