@@ -20,8 +20,9 @@ from shm.errors import AttachTimeout, ChannelError, HandshakeRefused
 
 _MAX_PATH_BYTES = 107
 _RETRY_S = 0.02
+_GONE = (errno.ENOENT, errno.ECONNREFUSED)
 _GONE_S = 2.0
-"""A listener that comes up is bound and not listening for much less."""
+"""An address is told once its listener listens; one that comes up under a known name takes much less."""
 _BACKLOG = 512
 
 
@@ -106,8 +107,8 @@ def connect(address: str | Path, deadline_s: float, *, max_fds: int = 1) -> Chan
 
     `max_fds` descriptors may come with the first message.
 
-    A listener that has gone (its folder is removed, or nobody listens on its socket) is not waited for: who
-    comes while a run ends must not outlive it.
+    A listener that has gone (its socket is removed, or nobody listens on it) is not waited for: who comes
+    while a run ends must not outlive it.
 
     Raises:
         AttachTimeout: nobody answers; the text says how far it came.
@@ -125,7 +126,7 @@ def connect(address: str | Path, deadline_s: float, *, max_fds: int = 1) -> Chan
         except OSError as error:
             sock.close()
             stage, now_s = _stage(error), time.monotonic()
-            gone_by_s = min(gone_by_s, now_s + _GONE_S) if _looks_gone(error, address) else float("inf")
+            gone_by_s = min(gone_by_s, now_s + _GONE_S) if error.errno in _GONE else float("inf")
             if now_s >= min(deadline_s, gone_by_s):
                 raise AttachTimeout(f"no connection to {address} by the deadline: {stage}") from error
         except BaseException:
@@ -133,12 +134,6 @@ def connect(address: str | Path, deadline_s: float, *, max_fds: int = 1) -> Chan
             raise
         time.sleep(min(_RETRY_S, max(0.0, deadline_s - time.monotonic())))
     return _of_this_user(channel)
-
-
-def _looks_gone(error: OSError, address: str | Path) -> bool:
-    if error.errno == errno.ENOENT:
-        return not Path(address).parent.exists()
-    return error.errno == errno.ECONNREFUSED
 
 
 def _stage(error: OSError) -> str:
