@@ -10,7 +10,6 @@ N samples, T tokens, R response tokens, S version spans.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,8 @@ from trainer_hook.record import Column, ExtraColumn, RecordHead, columns_of
 
 _VECTORS = {"prompt_ids": "iu", "response_ids": "iu", "logprobs": "f", "loss_mask": "iub"}
 """Fields that must be one-dimensional arrays, and the dtype kinds that each may have."""
+
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 Pieces = list[npt.NDArray[Any]]
 
@@ -139,13 +140,17 @@ def check_sample(sample: Sample) -> None:
     _require(covers, "version_spans", f"rising ends up to {num_tokens}", sample.version_spans)
     _require(sample.finish_reason is not None, "finish_reason", "set", sample.finish_reason)
     reward = sample.reward
-    _require(reward is not None and math.isfinite(reward), "reward", "a finite number", reward)
+    is_number = reward is not None and abs(reward) <= _MAX_FLOAT32  # False for NaN too
+    _require(is_number, "reward", "a finite number, in float32 too", reward)
 
 
 def _check_tokens(sample: Sample) -> None:
-    is_true = np.isfinite(sample.logprobs).all() and sample.logprobs.max() <= POSITIVE_TOLERANCE
+    with np.errstate(over="ignore"):
+        logprobs = sample.logprobs.astype(np.float32, copy=False)  # as the record holds them
+    is_true = np.isfinite(logprobs).all() and logprobs.max() <= POSITIVE_TOLERANCE
     _require(bool(is_true), "logprobs", "finite and not positive", sample.logprobs)
-    _require(int(sample.loss_mask.max()) <= 1, "loss_mask", "0 or 1", sample.loss_mask)
+    is_mask = int(sample.loss_mask.min()) >= 0 and int(sample.loss_mask.max()) <= 1
+    _require(is_mask, "loss_mask", "0 or 1", sample.loss_mask)
 
 
 def _require(holds: bool, field: str, rule: str, found: object) -> None:
@@ -198,7 +203,8 @@ def _head(
     samples: Sequence[Sample], identity: Identity, rewards: Sequence[float], finished_s: float
 ) -> RecordHead:
     prompt = identity.prompt
-    scores = np.asarray(rewards, np.float64)
+    # As the record holds rewards: of equal ones, none may differ from their mean.
+    scores = np.asarray(rewards, np.float32).astype(np.float64)
     return RecordHead(
         group=identity.group,
         attempt=identity.attempt,

@@ -20,9 +20,11 @@ BAD_FIELDS: list[tuple[str, str, Any]] = [
     ("NaN", "logprobs", np.array([0, np.nan, 0, 0], np.float32)),
     ("minus infinity", "logprobs", np.array([0, -np.inf, 0, 0], np.float32)),
     ("positive", "logprobs", np.array([0, 0.5, 0, 0], np.float32)),
+    ("beyond float32", "logprobs", np.array([0, -1e300, 0, 0], np.float64)),
     ("whole numbers as log-probabilities", "logprobs", np.zeros(4, np.int32)),
     ("mask too long", "loss_mask", np.ones(5, np.uint8)),
     ("mask of 2", "loss_mask", np.array([1, 2, 1, 1], np.uint8)),
+    ("mask of -1", "loss_mask", np.array([1, -1, 1, 1], np.int64)),
     ("mask of shares", "loss_mask", np.full(4, 0.5, np.float32)),
     ("ids as a list", "response_ids", [1, 2, 3, 4]),
     ("ids in two dimensions", "response_ids", np.zeros((2, 2), np.int32)),
@@ -36,6 +38,7 @@ BAD_FIELDS: list[tuple[str, str, Any]] = [
     ("no finish", "finish_reason", None),
     ("no reward", "reward", None),
     ("a reward that is not finite", "reward", float("nan")),
+    ("a reward beyond float32", "reward", 1e39),
 ]
 
 
@@ -96,6 +99,13 @@ def test_reward_statistics_are_over_the_executions_with_one_degree_of_freedom_le
     assert head.reward_std == pytest.approx(np.std([1.0, 4.0], ddof=1))
     head, _ = _filled([scored_sample()], [1.0])
     assert (head.reward_mean, head.reward_std, head.reward_count) == (1.0, 0.0, 1)
+
+
+@pytest.mark.parametrize("reward", [100.1, 0.1, -0.7])
+def test_of_equal_rewards_none_differs_from_their_mean(reward: float) -> None:
+    head, arrays = _filled([scored_sample(member=i, reward=reward) for i in range(3)], [reward] * 3)
+    assert (arrays["rewards"].astype(np.float64) == head.reward_mean).all()
+    assert head.reward_std == 0.0
 
 
 def test_metadata_travels_once_and_a_samples_own_entries_beside_it() -> None:
