@@ -73,8 +73,10 @@ class GroupFilter:
             return zero_variance(samples)
         try:
             kept = self._keep(list(samples))
+        except KeyboardInterrupt:
+            raise
         # The user's function may raise anything; the group fails, and the run's failure rate judges it.
-        except Exception as error:
+        except BaseException as error:
             text = "".join(traceback.format_exception(error)).rstrip()
             return Verdict(outcome=FilterOutcome.FAILED, reason=f"{self.name} raised\n{text}")
         if not isinstance(kept, bool | np.bool_):

@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 
@@ -28,6 +29,7 @@ from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.job import Ending, HeadStart, Job
 from fa_rollout.generator.places import Places
+from fa_rollout.generator.telling import tellable
 from fa_rollout.rewards.pool import RewardWorkersLost
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
@@ -205,7 +207,8 @@ class Dispatcher:
         except (ConfigError, EndlessRejection, RewardWorkersLost):
             raise  # no group can become a record any more
         except Exception as error:  # user code runs in there: its mistake ends its group, not the run
-            logger.warning("event=group_raised group=%d", job.assignment.group, exc_info=error)
+            traced = tellable("".join(traceback.format_exception(error)))
+            logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced)
             text = "".join(traceback.format_exception_only(error)).strip()
             return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
 
@@ -228,6 +231,7 @@ class Dispatcher:
             job.end(ending)
 
     def _settle(self, job: Job, ending: Ending) -> None:
+        ending = replace(ending, reason=tellable(ending.reason))
         self._on_ended(job, ending)
         self._send(
             Settled(

@@ -31,6 +31,7 @@ from fa_rollout.generator.execution import Executions, Executor, Order
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.tasks import first_error
+from fa_rollout.generator.telling import tellable
 from fa_rollout.rewards.pool import RewardWorkersLost
 from fa_rollout.sample import Sample
 from trainer_hook import messages as m
@@ -82,7 +83,7 @@ class Evaluator:
                 work = await self._open(message, files)
                 await self._all(work, set(message.done))
         except ConfigError as mistake:
-            error = str(mistake)
+            error = tellable(str(mistake))
         self._send(m.EvaluationEnded(evaluation=message.evaluation, error=error))
 
     async def _open(self, message: m.RunEvaluation, files: ExitStack) -> "_Work":
@@ -153,10 +154,11 @@ class Evaluator:
         except (ConfigError, RewardWorkersLost):
             raise
         except (SampleFailed, ClientError, PromptError) as error:
-            failure = f"{type(error).__name__}: {error}"
+            failure = tellable(f"{type(error).__name__}: {error}")
         except Exception as error:  # user code runs in there: its mistake ends its prompt, not the run
-            logger.warning("event=evaluation_raised index=%d", index, exc_info=error)
-            failure = f"raised: {''.join(traceback.format_exception_only(error)).strip()}"
+            traced = tellable("".join(traceback.format_exception(error)))
+            logger.warning("event=evaluation_raised index=%d\n%s", index, traced)
+            failure = tellable(f"raised: {''.join(traceback.format_exception_only(error)).strip()}")
         samples = [] if failure else [_evaluated(sample) for sample in itertools.chain(*executions)]
         return EvaluatedPrompt(
             index=index, prompt=row.prompt, label=row.label, samples=samples, failure=failure
@@ -222,6 +224,6 @@ def _encode(result: EvaluatedPrompt) -> bytes:
         failure = (
             f"result: a prompt's samples must take {MAX_RESULT_BYTES} bytes at most, found {len(encoded)}"
         )
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         failure = f"metadata: must be plain data (numbers, text, lists, dicts): {error}"
     return _ENCODER.encode(EvaluatedPrompt(index=result.index, prompt="", label=None, failure=failure))

@@ -9,7 +9,7 @@ Invariant: all executions of a group end before it does; each sample of a group 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.rollout import Rollout
 from fa_rollout.generator.tasks import first_error
-from fa_rollout.rewards.outcomes import TOKEN_REWARDS, RewardFailed
+from fa_rollout.rewards.outcomes import TOKEN_REWARDS, RewardFailed, RewardOutcome, Scored, read
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import IntArray, Sample
 
@@ -90,6 +90,7 @@ class Executor:
 
         A reward that a custom generate function has set stands.
         """
+        _read_own_rewards(sample for execution in executions for sample in execution)
         last = [execution[-1] for execution in executions]
         unscored = [sample for sample in last if sample.reward is None]
         if unscored:
@@ -101,10 +102,21 @@ class Executor:
 
     async def _ask(self, samples: list[Sample]) -> None:
         outcomes = await self._rewards.score(samples)
-        for sample, outcome in zip(samples, outcomes, strict=True):
-            if isinstance(outcome, RewardFailed):
-                raise SampleFailed(f"reward: {outcome.reason}: {outcome.text}")
+        for sample, scored in zip(samples, map(_scored, outcomes), strict=True):
             if sample.reward is None:
-                sample.reward, sample.reward_parts = outcome.value, outcome.parts
-                if outcome.token_rewards is not None:
-                    sample.extras[TOKEN_REWARDS] = outcome.token_rewards
+                sample.reward, sample.reward_parts = scored.value, scored.parts
+                if scored.token_rewards is not None:
+                    sample.extras[TOKEN_REWARDS] = scored.token_rewards
+
+
+def _read_own_rewards(samples: Iterable[Sample]) -> None:
+    """What a custom generate function has set counts by the rules of a reward function's answer."""
+    for sample in samples:
+        if sample.reward is not None:
+            sample.reward = _scored(read(sample.reward, key=None, num_tokens=0)).value
+
+
+def _scored(outcome: RewardOutcome) -> Scored:
+    if isinstance(outcome, RewardFailed):
+        raise SampleFailed(f"reward: {outcome.reason}: {outcome.text}")
+    return outcome

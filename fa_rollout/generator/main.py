@@ -28,8 +28,9 @@ from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.hub_link import HubLink
 from fa_rollout.generator.life import End, Life
 from fa_rollout.generator.pulse import Figures, Heart
-from fa_rollout.generator.startup import bring_to_version, open_parts
+from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.tasks import first_error
+from fa_rollout.generator.telling import tellable
 from fa_rollout.log_level import configure
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
@@ -109,6 +110,8 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     if not follows(config):
         await bring_to_version(parts.pool, resume)
+    elif not resume.weights_pending:
+        await expect_version(parts.pool, resume)
     return generator
 
 
@@ -129,4 +132,4 @@ async def _tell(link: HubLink, message: Message) -> None:
 
 def _text(error: BaseException) -> str:
     """Type, text and traceback."""
-    return "".join(traceback.format_exception(error)).strip()
+    return tellable("".join(traceback.format_exception(error)).strip())

@@ -14,6 +14,7 @@ from fa_rollout.generator.extras import ROUTED_EXPERTS
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.requester import Requester, Ticket
 from fa_rollout.generator.sampling import Params, base_params
+from fa_rollout.generator.tasks import contained
 from fa_rollout.generator.turn import Draft, Turn
 from fa_rollout.sample import IntArray, Sample
 
@@ -50,9 +51,11 @@ class Rollout:
             samples = [sample]
         else:
             context = GenerateContext(self._requester, self._tokenizer, ticket)
-            samples = as_samples(await self._generate(context, sample, params), sample)
-        for made in samples:
-            made.response = self._tokenizer.decode(made.response_ids)
+            with contained():
+                made = await self._generate(context, sample, params)
+            samples = as_samples(made, sample)
+        for one in samples:
+            one.response = self._tokenizer.decode(one.response_ids)
         return samples
 
     async def _turn(self, ticket: Ticket, prompt_ids: IntArray, params: Params) -> Turn:

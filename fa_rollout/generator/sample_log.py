@@ -62,7 +62,7 @@ class SampleLog:
             return
         try:
             self._frames.add(self._written(job, outcome, samples, reason))
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             said = f"{reason}; its samples cannot be kept: {error}"
             self._frames.add(self._written(job, outcome, (), said))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,33 @@ async def with_options(context: GenerateContext, sample: Sample, sampling_params
     ids = context.ids(sample)
     context.append_turn(sample, await context.generate(ids, sampling_params, options={"extra_key": "mine"}))
     return sample
+
+
+async def ends_itself(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Each prompt ends, or is answered, in a way that no task and no message was made for."""
+    turn = await context.generate(sample.prompt_ids, sampling_params)
+    context.append_turn(sample, turn)
+    match sample.prompt_index:
+        case 0:
+            raise asyncio.CancelledError
+        case 1:
+            sys.exit("a library's own usage message")
+        case 2:
+            task = asyncio.create_task(asyncio.sleep(60.0))
+            task.cancel()
+            await task
+        case 3:
+            raise ValueError("a lone surrogate: \ud800")
+        case 4:
+            raise ValueError("long" * (20 << 20))
+        case 5:
+            sample.metadata["itself"] = sample.metadata
+        case 6:
+            sample.reward = "1.0"  # type: ignore[assignment]
+        case 7:
+            sample.reward = np.array([2.5])  # type: ignore[assignment]
+    return sample
+
+
+def exits(samples: list[Sample]) -> bool:
+    raise SystemExit(samples[0].group)
