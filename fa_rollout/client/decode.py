@@ -51,6 +51,7 @@ class Meta(msgspec.Struct):
 
     finish_reason: Finish | None = None
     prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     cached_tokens: int | None = None
     e2e_latency: float | None = None
     weight_version: str | int | None = None
@@ -141,7 +142,7 @@ def _list_of(body: bytes, key: bytes, start: int = 0) -> int:
 def _plain(body: bytes) -> _Columns:
     try:
         tree = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidReply(f"an answer must be JSON: {error}") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("meta_info"), dict):
         raise InvalidReply(f"an answer must be an object with meta_info, found {body[:200]!r}")
@@ -202,6 +203,7 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
     if kind not in ("stop", "length", "abort"):
         raise InvalidReply(f"finish_reason must be stop, length or abort, found {kind!r}")
     matched = finish.matched if finish else None
+    _check_whole(meta, ids, kind, partial)
     return Completion(
         output_ids=ids,
         logprobs=logprobs,
@@ -216,6 +218,21 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
         extra=_extra(meta, len(ids)),
         rest=rest,
     )
+
+
+def _check_whole(meta: Meta, ids: npt.NDArray[np.int32], kind: str, partial: bool) -> None:
+    """An answer that lost tokens at either end, ids and log-probabilities alike, contradicts its own counts.
+
+    So does an event of a stream that brings new tokens alone. Of one aborted in the queue the end is missing.
+    """
+    told, found = meta.completion_tokens, len(ids)
+    if told is not None and (told < found or (told > found and (kind != "abort" or partial))):
+        raise InvalidReply(f"an answer must have all of its {told} completion_tokens, found {found} ids")
+    matched = meta.finish_reason.matched if meta.finish_reason else None
+    if kind == "stop" and isinstance(matched, int) and (not found or ids[-1] != matched):
+        raise InvalidReply(
+            f"an answer stopped by token {matched} must end with it, found {ids[-3:].tolist()}"
+        )
 
 
 def _versions(meta: Meta, num_tokens: int, *, may_exceed: bool) -> tuple[tuple[str | None, int], ...]:

@@ -85,6 +85,7 @@ class Sender:
     books: Books
     turnstile: Turnstile
     stream: bool
+    vocab_size: int | None = None
 
     async def deliver(self, call: Call) -> Completion:
         """The answer to a call; see `EnginePool.generate` for what it raises."""
@@ -156,15 +157,15 @@ class Sender:
                 body = await self._exchange(call, flight, last_event)
             may_run = False
         except TimeoutError:
-            return self._cut_off(flight, last_event)
+            return self._cut_off(call, flight, last_event)
         except HttpFailure as failure:
             may_run = failure.may_run
-            return self._salvage(last_event, lane, failure)
+            return self._salvage(last_event, call, lane, failure)
         finally:
             call.flight = None
             self.flights.land(flight, may_run=may_run)
             self.dispatcher.release(lane)
-        return await self._accept(body, flight)
+        return await self._accept(body, call, flight)
 
     async def _exchange(self, call: Call, flight: Flight, last_event: LastEvent | None) -> bytes:
         request = generate_body(
@@ -172,13 +173,14 @@ class Sender:
         )
         return await self.fleet.fronts[flight.lane.url].generate(request, call.routing_key, last_event)
 
-    async def _accept(self, body: bytes, flight: Flight) -> Completion:
+    async def _accept(self, body: bytes, call: Call, flight: Flight) -> Completion:
         lane = flight.lane
         lane.circuit.succeed()
         lane.window.grow()
         await self.turnstile.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
         try:
             completion = decode_reply(body, engine=lane.url)
+            self._check(call, completion)
         except InvalidReply as error:
             self.books.fail(lane.url, FailureClass.INVALID, str(error))
             raise
@@ -187,21 +189,39 @@ class Sender:
         self.books.finish(lane.url, flight.started_s, completion)
         return completion
 
-    def _cut_off(self, flight: Flight, last_event: LastEvent | None) -> Completion:
+    def _check(self, call: Call, completion: Completion) -> None:
+        """Raise InvalidReply for an answer to less than was sent, or with ids that the model has not."""
+        told, sent = completion.prompt_tokens, len(call.input_ids)
+        if told is not None and told < sent:
+            raise InvalidReply(f"{completion.engine} must answer all {sent} prompt ids, found {told} taken")
+        highest = completion.output_ids.max(initial=0)
+        if self.vocab_size is not None and highest >= self.vocab_size:
+            raise InvalidReply(
+                f"{completion.engine} must answer with ids below {self.vocab_size}, found {highest}"
+            )
+
+    def _cut_off(self, call: Call, flight: Flight, last_event: LastEvent | None) -> Completion:
         """The wire was cut: the engine did not give back an aborted request within the grace."""
         silence = _Expired(f"no answer within {self.policy.request_timeout_s:g} s")
         if flight.is_expired:
-            return self._salvage(last_event, flight.lane, silence)
+            return self._salvage(last_event, call, flight.lane, silence)
         try:
-            return self._salvage(last_event, flight.lane, silence)
+            return self._salvage(last_event, call, flight.lane, silence)
         except _Expired:
             return empty_abort(flight.lane.url)
 
-    def _salvage(self, last_event: LastEvent | None, lane: Lane, failure: HttpFailure) -> Completion:
-        """What a broken stream brought, as an abort; without any token the failure stands."""
+    def _salvage(
+        self, last_event: LastEvent | None, call: Call, lane: Lane, failure: HttpFailure
+    ) -> Completion:
+        """What a broken stream brought, as an abort; without any true token the failure stands."""
         if last_event is None or not last_event.payload:
             raise failure
-        completion = decode_reply(last_event.payload, engine=lane.url, partial=True)
+        try:
+            completion = decode_reply(last_event.payload, engine=lane.url, partial=True)
+            self._check(call, completion)
+        except InvalidReply as error:
+            self.books.fail(lane.url, FailureClass.INVALID, str(error))
+            raise failure from error
         if not len(completion.output_ids):
             raise failure
         self._note(lane, failure)

@@ -1,19 +1,18 @@
-"""Server-sent events of a streamed answer: only the last whole one counts, since payloads are cumulative."""
+"""Server-sent events of a streamed answer: only the last whole one counts, since payloads are cumulative.
+
+Lines end by line feeds, alone or behind carriage returns; comments, and fields other than `data`, are passed
+over (https://html.spec.whatwg.org/multipage/server-sent-events.html, section 9.2.6).
+"""
+
+import re
 
 import msgspec
 
 _END = b"\n\n"
 _DATA = b"data:"
 _DONE = b"[DONE]"
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int = 400
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Error
+_IS_ERROR = re.compile(rb'\{\s*"error"\s*:')
+_UNKNOWN_ERROR = 400
 
 
 class StreamError(Exception):
@@ -41,7 +40,8 @@ class LastEvent:
             StreamError: an event tells an error.
         """
         searched = max(0, len(self._rest) - 1)
-        self._rest += chunk
+        # No payload holds a bare carriage return: JSON escapes it.
+        self._rest += chunk.replace(b"\r", b"")
         end = self._rest.rfind(_END, searched)
         if end < 0:
             return
@@ -50,20 +50,37 @@ class LastEvent:
         self._keep_last(events)
 
     def _keep_last(self, events: bytes) -> None:
-        start = events.rfind(_END) + len(_END) if _END in events else 0
-        last = _payload(events[start:])
-        if last == _DONE:
-            self.is_done = True
-            if start == 0:
+        """Take the last payload of several events; those before it are never looked at."""
+        end = len(events)
+        while end >= 0:
+            before = events.rfind(_END, 0, end)
+            payload = _payload(events[before + len(_END) if before >= 0 else 0 : end])
+            end = before
+            if payload == _DONE:
+                self.is_done = True
+            elif payload:
+                if _IS_ERROR.match(payload):
+                    raise _error(payload)
+                self.payload = payload
                 return
-            events = events[: start - len(_END)]
-            start = events.rfind(_END) + len(_END) if _END in events else 0
-            last = _payload(events[start:])
-        if last.startswith(b'{"error"'):
-            error = msgspec.json.decode(last, type=_ErrorEvent).error
-            raise StreamError(error.code, error.message)
-        self.payload = last or self.payload
 
 
 def _payload(event: bytes) -> bytes:
-    return event[len(_DATA) :].strip() if event.startswith(_DATA) else b""
+    """The data of an event, which SGLang sends on one line; empty for a comment."""
+    for line in event.split(b"\n"):
+        if line.startswith(_DATA):
+            return line[len(_DATA) :].strip()
+    return b""
+
+
+def _error(payload: bytes) -> StreamError:
+    """An error event, whose `error` is an object or a text, and whose code may be a number or be missing."""
+    try:
+        error = msgspec.json.decode(payload)["error"]
+    except msgspec.DecodeError:
+        error = payload.decode(errors="replace")
+    if not isinstance(error, dict):
+        error = {"message": error}
+    code = error.get("code")
+    status = int(code) if str(code).isdigit() else _UNKNOWN_ERROR
+    return StreamError(status, str(error.get("message"))[:500])

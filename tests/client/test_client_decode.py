@@ -40,6 +40,7 @@ def test_the_fast_path_says_what_the_plain_path_says(
     tree = json.loads(body())
     tree["text"] = text
     tree["output_ids"] = [token for token, _ in tokens]
+    tree["meta_info"]["completion_tokens"] = len(tokens)
     tree["meta_info"]["output_token_logprobs"] = [[value, token, None] for token, value in tokens]
     raw = json.dumps(tree, separators=separators).encode()
     fast = _fast(raw)
@@ -96,6 +97,9 @@ def test_a_log_probability_that_is_none_is_refused_with_its_place(value: Any, fo
         ({"meta": {"finish_reason": None}}, "finish_reason"),
         ({"meta": {"finish_reason": {"type": "error"}}}, "stop, length or abort"),
         ({"meta": {"prompt_tokens": "four"}}, "unknown form"),
+        ({"meta": {"completion_tokens": 3}}, "all of its 3 completion_tokens, found 2 ids"),
+        ({"meta": {"completion_tokens": 1}}, "all of its 1 completion_tokens, found 2 ids"),
+        ({"meta": {"finish_reason": {"type": "stop", "matched": 9}}}, "stopped by token 9 must end with it"),
     ],
 )
 def test_an_answer_in_conflict_with_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -103,7 +107,9 @@ def test_an_answer_in_conflict_with_itself_is_refused(changes: dict[str, Any], r
         decode_reply(body(**changes))
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"text":"x"}', body()[:-20], b"[" + body() + b"]"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'{"text":"x"}', body()[:-20], b"[" + body() + b"]", b"[" * 100_000, b"\xff"]
+)
 def test_what_is_no_answer_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidReply, match="an answer must be"):
         decode_reply(raw)
@@ -154,6 +160,16 @@ def test_the_stop_token_is_kept_as_the_engine_gave_it() -> None:
     completion = decode_reply(body(meta={"finish_reason": {"type": "stop", "matched": 12}}))
     assert completion.output_ids[-1] == completion.matched == 12
     assert len(completion.logprobs) == 2
+
+
+def test_an_answer_aborted_in_the_queue_may_have_lost_its_end() -> None:
+    aborted = body(meta={"finish_reason": {"type": "abort"}, "completion_tokens": 3})
+    assert decode_reply(aborted).output_ids.tolist() == [11, 12]
+
+
+def test_an_event_of_a_stream_that_brings_new_tokens_alone_is_refused() -> None:
+    with pytest.raises(InvalidReply, match="all of its 34 completion_tokens"):
+        decode_reply(body(meta={"finish_reason": None, "completion_tokens": 34}), partial=True)
 
 
 def test_a_stream_cut_off_counts_as_an_abort() -> None:

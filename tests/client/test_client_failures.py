@@ -17,7 +17,7 @@ from fa_rollout.client import (
     RequestRefused,
 )
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
-from tests.client.client_kit import PROMPT, ask, ask_many, assert_true, quick, run_with, sent, until
+from tests.client.client_kit import PROMPT, ask, ask_many, assert_true, body, quick, run_with, sent, until
 
 
 def faulty(*rules: Rule, **settings: Any) -> ScriptedEngine:
@@ -129,6 +129,27 @@ def test_an_answer_that_is_not_true_is_refused_with_its_reason_and_not_asked_for
 
         run_with(engine, work)
         assert len(sent(engine)) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"meta": {"prompt_tokens": len(PROMPT) - 1}}, f"all {len(PROMPT)} prompt ids, found 39 taken"),
+        (
+            {"output_ids": [11, 32000], "meta": {"output_token_logprobs": [[-1, 11], [-1, 32000]]}},
+            "below 32000",
+        ),
+    ],
+)
+def test_an_answer_to_another_prompt_or_of_no_token_of_the_model_is_refused(told: Any, reason: str) -> None:
+    meta = {"prompt_tokens": len(PROMPT)} | told.get("meta", {})
+    with faulty(Rule(rid="-r", body=body(**told | {"meta": meta}).decode())) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            with pytest.raises(InvalidReply, match=reason):
+                await ask(pool)
+
+        run_with(engine, work, vocab_size=32000)
 
 
 @pytest.mark.parametrize("corrupt", ["zero", "negative_zero"])

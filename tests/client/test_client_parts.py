@@ -95,6 +95,39 @@ def test_an_error_event_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (b'{"error":"unknown field `foo`"}', 400, "unknown field `foo`"),
+        (b'{ "error": {"message":"busy","code":"503"}}', 503, "busy"),
+        (b'{"error":{"message":"no code","code":null}}', 400, "no code"),
+        (b'{"error":', 400, '{"error":'),
+    ],
+)
+def test_an_error_event_of_any_form_is_an_error(error: bytes, status: int, text: str) -> None:
+    with pytest.raises(StreamError) as caught:
+        LastEvent().feed(b"data: " + error + b"\n\n")
+    assert (caught.value.status, caught.value.text) == (status, text)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'data: {"n":1}\n\n: ping\n\ndata: [DONE]\n\n',
+        b'data: {"n":1}\n\ndata: [DONE]\n\n: ping\n\n',
+        b'data: {"n":1}\r\n\r\ndata: [DONE]\r\n\r\n',
+        b'event: message\ndata: {"n":1}\nid: 7\n\ndata: [DONE]\n\n',
+    ],
+)
+def test_comments_other_fields_and_carriage_returns_hide_no_payload(raw: bytes) -> None:
+    for pieces in ([raw], [raw[i : i + 1] for i in range(len(raw))]):
+        events = LastEvent()
+        for piece in pieces:
+            events.feed(piece)
+        assert events.is_done
+        assert events.payload == b'{"n":1}'
+
+
+@pytest.mark.parametrize(
     ("status", "failure"),
     [
         *[(400, "permanent"), (404, "permanent"), (422, "permanent"), (429, "overload"), (503, "overload")],
