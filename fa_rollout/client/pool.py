@@ -157,6 +157,7 @@ class EnginePool:
             books=self._books,
             turnstile=Turnstile(),
             stream=self._stream,
+            vocab_size=self._vocab_size,
         )
         self.streams = WeightStream(self._fleet, self._recovery, self.policy, num_workers=self._num_workers)
         """For weights that come without files."""
