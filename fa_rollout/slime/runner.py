@@ -26,7 +26,7 @@ from fa_rollout.filters import EndlessRejection, FilterOutcome, RejectionBound, 
 from fa_rollout.generator.execution import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.tasks import first_error
+from fa_rollout.generator.tasks import contained, first_error
 from fa_rollout.generator.turn import Turn
 from fa_rollout.slime.errand import ERRAND, Errand
 from fa_rollout.slime.fast import EarlyStart
@@ -106,8 +106,9 @@ class SlimeRunner:
         """
         payload = self._prompts.pop(job.assignment.group)
         try:
-            async with deadline:
-                await self._carry(job, slot, payload)
+            with contained():
+                async with deadline:
+                    await self._carry(job, slot, payload)
         except EndlessRejection:
             raise
         except Exception as error:  # user code runs in there; see the table above
