@@ -1,7 +1,7 @@
 """Every command of the pages: run, or parsed, or on a short list with the reason.
 
 `fa-rollout-proc` commands go through the real parser up to the point where they would begin; what only tells
-something is run to its end. `tests/examples` follows whole pages: the examples' own, and the first ten minutes.
+something is run to its end. `tests/examples` follows whole pages: of examples, and the first ten minutes.
 """
 
 import re
