@@ -48,6 +48,8 @@ class Membership:
     """Called when there are more or fewer engines."""
     abort_lane: Callable[[Lane], None]
     """Aborts the calls that are in the air on a lane."""
+    ends_pauses: bool
+    """An engine that stands paused for long goes on."""
 
     async def join(self, address: str, label: str) -> None:
         """Bring an engine in; harmless for one that is in. `label`: of the weights that all others hold.
@@ -63,7 +65,12 @@ class Membership:
         engine = self.fleet.made(url)
         limit_s = self.policy.start_timeout_s
         info = await patiently(
-            lambda: probe(engine, self.ids.make("probe"), self.policy.control_timeout_s, ends_pauses=True),
+            lambda: probe(
+                engine,
+                self.ids.make("probe"),
+                self.policy.control_timeout_s,
+                ends_pauses=self.ends_pauses,
+            ),
             time.monotonic() + limit_s,
             url,
         )

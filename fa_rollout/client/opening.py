@@ -36,8 +36,8 @@ class Opening:
     ends_pauses: bool
     """An engine that stands paused for long goes on."""
     takes_over: bool
-    """An earlier life of the caller may have left engines paused: they go on; one that is away is not waited
-    for."""
+    """An earlier life of the caller may have left engines paused: they go on, if `ends_pauses`; one that is
+    away is not waited for."""
     known: Mapping[str, EngineInfo]
     """What an earlier life found, by address: such an engine is asked for its version alone."""
 
@@ -60,7 +60,7 @@ class Opening:
     async def _one(self, engine: Engine, deadline: float) -> _Outcome:
         limit_s = min(self.policy.control_timeout_s, self.policy.start_timeout_s)
         try:
-            if self.takes_over:
+            if self.takes_over and self.ends_pauses:
                 await _continued(engine)
             known = self.known.get(engine.url)
             if known is not None:

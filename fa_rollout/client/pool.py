@@ -172,6 +172,7 @@ class EnginePool:
             make_lane=self._lane,
             resize_lanes=self._resize_lanes,
             abort_lane=self._abort_lane,
+            ends_pauses=self._ends_pauses,
         )
         """Who comes and goes."""
 
@@ -372,6 +373,23 @@ class EnginePool:
             if info is not None and info.version_label != label:
                 text = f"it tells weight version {info.version_label!r} instead of {label!r}"
                 self._recovery.lost(engine, ControlFailed(text))
+
+    def expect_change(self) -> None:
+        """Somebody else is about to replace the weights: who is out stays out, who is in stays in."""
+        self._recovery.is_changing = True
+
+    async def changed(self, label: str | None = None) -> int:
+        """Somebody else has given engines weights of this label; how many tell it.
+
+        Those that do not, now or later, get no requests until they do.
+
+        Args:
+            label: None: it came to nothing, and the label is what it was.
+
+        Raises:
+            ControlFailed: none can be reached.
+        """
+        return await self._recovery.changed(label)
 
     def _info(self, url: str) -> EngineInfo | None:
         return next((info for info in self.engines if info.url == url), None)

@@ -32,6 +32,8 @@ class Weights:
     label: str
     is_streamed: bool = False
     """No file holds it: an engine that lacks it must wait for the next update."""
+    is_others: bool = False
+    """Somebody else gives it to engines: one that lacks it must wait until it has it."""
 
 
 class WeightsMissing(ControlFailed):
@@ -61,6 +63,8 @@ class Recovery:
         """Engines that are well, and wait for weights that only the trainer has."""
         self.weights: Weights | None = None
         """None: unknown, or pushed by somebody else, who alone can push it again."""
+        self.is_changing = False
+        """Somebody else replaces the weights: nothing that an engine tells now is held for or against it."""
         self._is_looking = False
         fleet.on_lost = self.lost
 
@@ -117,7 +121,7 @@ class Recovery:
 
     def recheck(self) -> None:
         """An answer claimed a version that it should not have: take out engines that were started anew."""
-        if self.weights is not None and not self._is_looking and not self._clock.is_stopped:
+        if self.weights is not None and not self._is_looking and not self.must_wait:
             self._is_looking = True
             self._background.spawn(self._look(self.weights))
 
@@ -125,14 +129,30 @@ class Recovery:
         try:
             for engine in [e for e in self._fleet.engines if e.url not in self._fleet.lost]:
                 found = await control.version_of(engine)
-                is_current = self.weights is expected and not self._clock.is_stopped
+                is_current = self.weights is expected and not self.must_wait
                 if is_current and found != expected.label:
-                    text = f"{engine.url} must tell weight version {expected.label!r}, found {found!r}"
-                    self.lost(engine, ControlRefused(text))
+                    self._lacks(engine, expected.label, found)
         except ControlFailed as error:
             _LOG.info("event=version_unknown error=%s", error)
         finally:
             self._is_looking = False
+
+    async def changed(self, label: str | None) -> int:
+        """See `EnginePool.changed`."""
+        self.is_changing = False
+        if label is not None:
+            self.weights = Weights(label=label, is_others=True)
+        told = await self._fleet.versions()
+        if self.weights is None:
+            return len(told)
+        others = {url: found for url, found in told.items() if found != self.weights.label}
+        for engine in await self._fleet.everyone():
+            if engine.url in others:
+                self._lacks(engine, self.weights.label, others[engine.url])
+        return len(told) - len(others)
+
+    def _lacks(self, engine: Engine, label: str, found: str | None) -> None:
+        self.lost(engine, ControlRefused(f"{engine.url} must tell weight version {label!r}, found {found!r}"))
 
     def overloaded(self, lane: Lane) -> None:
         """A 503: a router without any worker says the same as an engine with too much to do."""
@@ -190,12 +210,12 @@ class Recovery:
         What follows this must not wait before it acts on it: an update may begin.
         """
         # A health check of a paused SGLang blocks, and marks it as unhealthy.
-        return not self._clock.is_stopped and await self._is_well(engine)
+        return not self.must_wait and await self._is_well(engine) and not self.is_changing
 
     @property
     def must_wait(self) -> bool:
         """An update goes on: what joins now would miss a part of it."""
-        return self._clock.is_stopped
+        return self._clock.is_stopped or self.is_changing
 
     def joined(self, lane: Lane) -> None:
         """An engine more."""
@@ -266,7 +286,12 @@ class Recovery:
 
 
 def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | None) -> None:
-    """Raise WeightsMissing when nobody but the trainer has what this engine lacks."""
+    """Raise WeightsMissing when nobody here has what this engine lacks."""
+    if weights is not None and weights.is_others:
+        raise WeightsMissing(
+            f"{engine.url} must hold the weights labelled {weights.label!r}, found {found!r}: it waits for "
+            "the run that gives engines their weights"
+        )
     is_in_pieces = found == control.IN_PIECES and (weights is None or weights.path is None)
     if is_in_pieces or (weights is not None and weights.is_streamed):
         label = "unknown" if weights is None else repr(weights.label)

@@ -5,18 +5,21 @@ In: the hub's orders, one after the other. Out: `EnginesPaused`, `WeightsPublish
 | order | engines that tell version spans | others |
 |---|---|---|
 | pause | new labels are believed from now on | besides, our requests are aborted, and none leaves |
-| publish | every engine must tell the new label | the same; requests leave again |
+| publish | engines that tell the new label get requests | the same; requests leave again |
+| go on | engines that tell the old label get requests | the same |
 
 Invariant: nothing here pauses an engine, gives it weights or a label, or continues it. No token is labelled
-with a version before the leader has seen every engine confirm it.
+with a version before the leader has seen every engine confirm it. Between two updates no engine gets requests
+that tells another label than the published one: it is the leader's to bring up.
 """
 
 import asyncio
 import logging
 import sys
 import time
+from contextlib import suppress
 
-from fa_rollout.client.errors import ClientError
+from fa_rollout.client.errors import ControlFailed
 from fa_rollout.config import Config
 from fa_rollout.generator.orders import UpdateOrders
 from trainer_hook.messages import (
@@ -58,12 +61,12 @@ class FollowedUpdates(UpdateOrders):
             case PublishWeights():
                 await self._take_over(message)
             case ContinueEngines():
-                self._end()
+                await self._go_on()
             case EngineStage():
                 logger.warning("event=stage_ignored: streams go through the run that leads")
 
     def _failed(self) -> None:
-        self._end()
+        self.order(ContinueEngines())
 
     async def _begin(self) -> None:
         """The leader is about to change the weights."""
@@ -71,22 +74,18 @@ class FollowedUpdates(UpdateOrders):
             return
         self._held_s = time.monotonic()
         self._book.announced = sys.maxsize  # its number is told with the publication
+        self._pool.expect_change()
         if self._mode != "abort":
             return
         self._hold()
         await self._settle()
 
     async def _take_over(self, message: PublishWeights) -> None:
-        """Every engine has the version, says the leader; see that it tells so."""
+        """Every engine has the version, says the leader; those that tell so get requests."""
         self._book.announce(message.lineage, message.version)
         label = self._book.label(message.version)
-        deadline_s = asyncio.get_running_loop().time() + LABEL_WAIT_S
-        while found := await self._others(label):
-            if asyncio.get_running_loop().time() > deadline_s:
-                # What such an engine samples is of an unknown version, and so never current.
-                self._send(Warned(text=f"engines must tell {label!r} after the update, found {found}"))
-                break
-            await asyncio.sleep(_LOOK_S)
+        if not await self._is_told(label):
+            self._send(Warned(text=f"an engine must tell {label!r} after the update, found none"))
         self._book.confirm(message.version)
         held_s = 0.0 if self._held_s is None else time.monotonic() - self._held_s
         self._end()
@@ -94,13 +93,21 @@ class FollowedUpdates(UpdateOrders):
             WeightsPublished(version=message.version, bubble_s=held_s if self._mode == "abort" else 0.0)
         )
 
-    async def _others(self, label: str) -> dict[str, str | None]:
-        """Engines that tell another label, or cannot be asked."""
-        try:
-            versions = await self._pool.versions()
-        except ClientError as error:
-            return {"unknown": str(error)}
-        return {url: found for url, found in versions.items() if found != label}
+    async def _go_on(self) -> None:
+        """No version came of it; what some engines may have of it is not current."""
+        self._end()
+        with suppress(ControlFailed):
+            await self._pool.changed()
+
+    async def _is_told(self, label: str) -> bool:
+        """Whether an engine comes to tell it in time; the others get no requests until they do."""
+        deadline_s = asyncio.get_running_loop().time() + LABEL_WAIT_S
+        while asyncio.get_running_loop().time() < deadline_s:
+            with suppress(ControlFailed):
+                if await self._pool.changed(label):
+                    return True
+            await asyncio.sleep(_LOOK_S)
+        return False
 
     def _end(self) -> None:
         self._book.withdraw()

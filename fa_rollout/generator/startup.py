@@ -17,6 +17,7 @@ import msgspec
 
 from fa_rollout.client.control import IN_PIECES
 from fa_rollout.client.dispatch import Balance
+from fa_rollout.client.errors import ControlFailed
 from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.probe import EngineInfo
@@ -26,6 +27,7 @@ from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.dotted import resolve
 from fa_rollout.filters import GroupFilter
 from fa_rollout.generator.custom import Generate
+from fa_rollout.generator.following import follows
 from fa_rollout.generator.tasks import first_error
 from fa_rollout.generator.updates import ENGINE_MODE
 from fa_rollout.generator.versions import VersionBook, parse_label
@@ -108,6 +110,7 @@ def _pool(config: Config, resume: Resume) -> EnginePool:
         policy=_failure_policy(config.engine.request_timeout_s),
         balance=_BALANCES[config.engine.balance],
         takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
+        ends_pauses=not follows(config),
         known=msgspec.convert(resume.known_engines, list[EngineInfo]),
     )
 
@@ -121,6 +124,15 @@ def _failure_policy(request_timeout_s: float) -> FailurePolicy:
     """Silence after an abort is not waited out for longer than silence before it."""
     plain = FailurePolicy(request_timeout_s=request_timeout_s)
     return dataclasses.replace(plain, abort_grace_s=min(plain.abort_grace_s, request_timeout_s))
+
+
+async def expect_version(pool: EnginePool, resume: Resume) -> None:
+    """Where another run gives engines their weights: none gets requests that lacks this version."""
+    label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
+    try:
+        await pool.changed(label)
+    except ControlFailed as error:
+        logger.info("event=no_engine_answers error=%s", error)
 
 
 async def bring_to_version(pool: EnginePool, resume: Resume) -> None:

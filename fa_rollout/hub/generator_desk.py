@@ -160,6 +160,7 @@ class GeneratorDesk:
             known_engines=self._core.roster.known,
             is_streamed=self._core.updates.folders.is_streamed,
             in_stream=self._core.updates.in_stream,
+            weights_pending=self._core.flow is None or self._core.flow.weights_pending,
             step=self._core.announced.step if self._core.announced else 0,
         )
 

@@ -38,6 +38,8 @@ class Resume(Message):
     """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
     in_stream: bool = False
     """A stream of weights was under way when the last life ended: engines may hold what is no version yet."""
+    weights_pending: bool = False
+    """Nobody has told yet that engines hold `version`."""
     step: int = 0
     """Where prompts are fed: the step that the launcher announced last, by its own count."""
     payload: bytes = b""
