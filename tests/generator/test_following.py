@@ -1,4 +1,4 @@
-"""Engines whose weights another node's run gives: which of them get requests, and what is that run's to do."""
+"""Engines whose weights another run gives: which of them get requests, and what is left to that run."""
 
 import json
 import urllib.request
