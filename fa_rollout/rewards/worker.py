@@ -67,9 +67,12 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
         text = f"the worker cannot unpack a sample: {error!r}"
         return RewardFailed(reason=FailureReason.NOT_SENT, text=text)
     try:
+        pid = os.getpid()
         try:
             result = function(shape.argument(samples))
         finally:
+            if os.getpid() != pid:
+                os._exit(0)  # a child that the function forked and did not end: it must not answer too
             # An alarm that the function left running must not hit the next sample, or the loop above.
             signal.setitimer(signal.ITIMER_REAL, 0)
         return shape.outcomes(result, samples)

@@ -73,6 +73,13 @@ def _hold_the_interpreter(sample: Sample) -> float:
     return 1.0
 
 
+def _fork(sample: Sample) -> float:
+    """The child comes back from here too."""
+    if os.fork():
+        time.sleep(0.2)
+    return 1.0
+
+
 def _be_killed(sample: Sample) -> float:
     note(sample)
     os.kill(os.getpid(), signal.SIGKILL)

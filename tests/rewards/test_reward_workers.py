@@ -154,6 +154,11 @@ def test_a_reward_may_open_a_process_pool() -> None:
     assert values(score([make_sample(do="use_a_pool")])) == [6.0]
 
 
+def test_a_child_that_a_reward_forks_and_lets_run_on_answers_nothing() -> None:
+    deeds = [make_sample(do="fork"), make_sample(do="fork"), *(make_sample(m) for m in range(2, 6))]
+    assert values(score(deeds, num_workers=1)) == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 @pytest.mark.parametrize(
     ("deed", "reason", "says"),
     [
