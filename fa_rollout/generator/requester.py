@@ -5,6 +5,8 @@
 | `resume` | is kept: the next request goes on from prompt and partial answer, its budget reduced |
 | `restart` | is thrown away: the next request starts from the prompt, with all fields empty |
 
+Under a grammar of the request's own every answer is restarted.
+
 Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
 is charged to no sample, yet a sample that makes no progress is given up in the end.
 """
@@ -23,7 +25,13 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.errors import SampleFailed
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.job import Job
-from fa_rollout.generator.sampling import Params, continuation_params, sample_seed
+from fa_rollout.generator.sampling import (
+    Params,
+    can_be_continued,
+    continuation_params,
+    sample_seed,
+    stop_texts,
+)
 from fa_rollout.generator.turn import Draft, Turn, stop_at_seam
 from fa_rollout.generator.versions import VersionBook, resolve_spans
 from fa_rollout.sample import FinishReason, IntArray, VersionSpan
@@ -143,7 +151,7 @@ class Requester:
                 return draft.finish(input_ids, FinishReason(completion.finish))
             self.counts.aborts += 1
             num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
-            if not self._policy.resume and draft.num_tokens:
+            if draft.num_tokens and not (self._policy.resume and can_be_continued(params)):
                 num_restarts += 1
                 self._restart(draft)
             self._check_progress(num_stalls, num_restarts)
@@ -159,7 +167,7 @@ class Requester:
 
     def _ends_at_seam(self, draft: Draft, completion: Completion, params: Params) -> bool:
         """Whether a stop text spans the seam to the last answer; the draft is cut behind it then."""
-        stops, num_new = params.get("stop"), len(completion.output_ids)
+        stops, num_new = stop_texts(params), len(completion.output_ids)
         if self._decode is None or not stops or not num_new or num_new == draft.num_tokens:
             return False
         ids = np.concatenate(draft.ids)

@@ -7,6 +7,9 @@ from fa_rollout.config import Sampling
 
 Params = dict[str, Any]
 
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Parameters that hold an answer, from its first token on, to a form."""
+
 
 def base_params(sampling: Sampling) -> Params:
     """A fresh dict for one sample: user code may change it without touching another's."""
@@ -33,6 +36,17 @@ def sample_seed(seed: int, *, group: int, member: int, attempt: int, serial: int
     """
     text = f"{seed}/{group}/{member}/{attempt}/{serial}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def stop_texts(params: Params) -> list[str]:
+    """Engines take one stop text too, where others take a list."""
+    stops = params.get("stop") or []
+    return [text for text in ([stops] if isinstance(stops, str) else stops) if text]
+
+
+def can_be_continued(params: Params) -> bool:
+    """Whether an engine can go on with an answer's tokens as its prompt: it would begin a grammar anew."""
+    return not any(params.get(name) for name in _GRAMMARS)
 
 
 def continuation_params(params: Params, *, num_done: int) -> Params:

@@ -53,6 +53,8 @@ class Bench:
         self.book = VersionBook(lineage=LINEAGE, published=0)
         self.gate = Gate()
         self.first_requests: list[int] = []
+        self.further: dict[str, Any] = {}
+        """Further sampling parameters."""
         self.requester = Requester(
             pool,
             book=self.book,
@@ -60,11 +62,12 @@ class Bench:
             policy=policy,
             seed=seed,
             on_first_request=lambda job: self.first_requests.append(job.assignment.group),
+            decode=lambda ids: "x" * len(ids),
         )
 
     async def turn(self, max_new_tokens: int = 32, group: int = 0, member: int = 0) -> Turn:
         job = Job(assignment=Assignment(group=group, attempt=0, epoch=0, prompt_index=0))
-        params = {"max_new_tokens": max_new_tokens, "temperature": 1.0}
+        params = {"max_new_tokens": max_new_tokens, "temperature": 1.0} | self.further
         return await self.requester.sample_turn(Ticket(job=job, member=member), PROMPT, params)
 
     async def publish(self, version: int) -> None:
@@ -148,6 +151,26 @@ def test_restarted_answers_hold_the_last_versions_tokens_alone(play: Play) -> No
     requests = engine.requests("/generate")
     assert [r.num_input_ids for r in requests] == [20, 20, 20]
     assert [r.body["sampling_params"]["max_new_tokens"] for r in requests] == [32, 32, 32]
+
+
+@pytest.mark.parametrize("stop", ["xyz", ["xyz", ""]])
+def test_over_a_seam_one_stop_text_is_not_its_letters_and_an_empty_one_is_none(play: Play, stop: Any) -> None:
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = {"stop": stop}
+        return await bench.turn()
+
+    turn = run(play(rules=[ours(abort_after=2, times=1)]), RESUME, scenario)
+    assert_is_the_engines(turn, [(0, 2 + NUM_TOKENS)])
+
+
+def test_an_answer_under_a_grammar_is_restarted_since_an_engine_would_begin_it_anew(play: Play) -> None:
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = {"regex": "[a-z]+"}
+        return await bench.turn()
+
+    engine = play(rules=[ours(abort_after=2, times=1)])
+    assert_is_the_engines(run(engine, RESUME, scenario), [(0, NUM_TOKENS)])
+    assert [r.num_input_ids for r in engine.requests("/generate")] == [20, 20]
 
 
 def test_a_budget_that_is_used_up_ends_the_answer_by_length_without_a_request(play: Play) -> None:
