@@ -5,6 +5,7 @@ of each good one; the text itself stays in the file.
 """
 
 import os
+import re
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import msgspec
 
 from fa_rollout import config
 from fa_rollout.config import ConfigError
-from fa_rollout.data.row import BadRow, row_from
+from fa_rollout.data.row import BadRow, check_numbers, row_from
 
 _BOM = b"\xef\xbb\xbf"
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _decoder = msgspec.json.Decoder()
 
 
@@ -45,7 +47,9 @@ class JsonlFile:
             return
         try:
             values = _object(line)
-            row_from(values, data)
+            row = row_from(values, data)
+            if _LONG_NUMBER.search(line):
+                check_numbers(row)
         except BadRow as error:
             on_bad(f"{self.path}:{number}", str(error))
             return

@@ -62,6 +62,17 @@ def checked_prompt(values: dict[str, Any], key: str) -> Prompt:
     raise BadRow(f"{key!r} must be text or a list of chat messages (objects), found {what}")
 
 
+def check_numbers(row: Row) -> None:
+    """Raise BadRow where a whole number is too long for the row's record; told before any is sampled."""
+    try:
+        msgspec.msgpack.encode((row.label, row.metadata))
+    except OverflowError:
+        raise BadRow(
+            "a label or metadata may hold whole numbers from -2**63 to 2**64 - 1, found one beyond them: "
+            "write it as text"
+        ) from None
+
+
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Tool schemas; JSON text too, the usual way to keep unlike schemas in one Parquet column."""
     if isinstance(value, str):

@@ -50,7 +50,9 @@ def test_jsonl_with_byte_order_mark_blank_lines_and_carriage_returns_loses_no_ro
     assert source.num_skipped_rows == 0
 
 
-@pytest.mark.parametrize("label", [4, 4.5, "4", True, None, [1, [2, None]], {"a": {"b": False}}, 2**70, ""])
+@pytest.mark.parametrize(
+    "label", [4, 4.5, "4", True, None, [1, [2, None]], {"a": {"b": False}}, 2**64 - 1, -(2**63), ""]
+)
 def test_labels_and_metadata_keep_their_types(label: Any, tmp_path: Path) -> None:
     row = opened(jsonl(tmp_path / "a.jsonl", {"prompt": CHAT, "label": label, "extra": label})).row(0)
     assert (row.prompt, row.label, row.metadata) == (CHAT, label, {"extra": label})
@@ -65,6 +67,11 @@ def test_metadata_is_every_other_column_or_the_named_ones_and_each_read_is_fresh
     assert everything.row(0).metadata == {"b": [2], "c": 3}
     named = opened(path, prompt_key="q", label_key=None, metadata_keys=["c"])
     assert (named.row(0).metadata, named.row(1).metadata, named.row(0).label) == ({"c": 3}, {}, None)
+
+
+def test_a_whole_number_that_is_too_long_counts_only_where_it_is_used(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": str(10**30), "label": 1, "unused": 2**70})
+    assert opened(path, metadata_keys=[]).row(0).label == 1
 
 
 def test_tools_are_lists_of_objects_or_json_text_of_one(tmp_path: Path) -> None:
@@ -88,6 +95,8 @@ BAD_LINES = {
     b'{"prompt": ""}': "empty str",
     b'{"prompt": []}': "empty list",
     b'{"prompt": ["a"]}': "list that holds str",
+    b'{"prompt": "a", "label": 18446744073709551616}': "write it as text",
+    b'{"prompt": "a", "label": "1", "more": [[-9223372036854775809]]}': "write it as text",
     b'{"prompt": "a", "tools": {"x": 1}}': "tools must be a list of objects, found dict",
     b'{"prompt": "a", "tools": "[1"}': "tools given as text must be JSON",
     b'{"prompt": "a", "tools": "[1]"}': "tools must be a list",
