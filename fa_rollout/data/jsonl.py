@@ -85,7 +85,7 @@ class JsonlFile:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         values = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRow(f"a row must be one JSON object in UTF-8 on one line: {error}") from None
     if not isinstance(values, dict):
         kind = "null" if values is None else type(values).__name__

@@ -99,10 +99,30 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
 
 def _in_microseconds(table: "pyarrow.Table") -> "pyarrow.Table":
     """Python's datetime has no nanoseconds, which pandas writes; Arrow would refuse, or need pandas."""
+    for index, field in enumerate(table.schema):
+        coarser = _coarser(field.type)
+        if coarser != field.type:
+            table = table.set_column(index, field.name, table.column(index).cast(coarser, safe=False))
+    return table
+
+
+def _coarser(kind: "pyarrow.DataType") -> "pyarrow.DataType":
+    """The type with microseconds for nanoseconds, at any depth."""
     import pyarrow as pa
 
-    for index, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            column = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
-            table = table.set_column(index, field.name, column)
-    return table
+    is_kind = pa.types
+    if is_kind.is_struct(kind):
+        return pa.struct([field.with_type(_coarser(field.type)) for field in kind])
+    if is_kind.is_map(kind):
+        return pa.map_(_coarser(kind.key_type), _coarser(kind.item_type))
+    if is_kind.is_fixed_size_list(kind):
+        return pa.list_(_coarser(kind.value_type), kind.list_size)
+    if is_kind.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_coarser(kind.value_type)))
+    if is_kind.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_coarser(kind.value_type)))
+    if getattr(kind, "unit", None) != "ns":
+        return kind
+    if is_kind.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.duration("us") if is_kind.is_duration(kind) else pa.time64("us")

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from datetime import datetime
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ BAD_LINES = {
     b'{"prompt": "a"} {"prompt": "b"}': "trailing",
     b'{"prompt": "\xff"}': "utf-8|UTF-8",
     b"prompt": "one JSON object",
+    b'{"prompt": ' + b"[" * 100_000: "recursion depth",
     b'{"question": "a", "answer": 1}': r"no prompt: key 'prompt' is not among its keys 'question', 'answer'",
     b'{"prompt": 3}': "text or a list of chat messages.*found int",
     b'{"prompt": null}': "found null",
@@ -103,7 +104,7 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line.decode(errors="replace"))
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:60].decode(errors="replace"))
 def test_a_bad_line_stops_the_start_with_file_and_line_or_is_counted_and_logged(
     line: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,6 +319,29 @@ def test_times_of_parquet_are_python_times_whatever_their_unit(tmp_path: Path) -
     row = opened(parquet(tmp_path / "a.parquet", pa.table({"prompt": ["x"], "when": column}))).row(0)
     assert row.metadata == {"when": datetime(2023, 11, 14, 22, 13, 20, 123456)}
     assert type(row.metadata["when"]) is datetime
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        (pa.time64("ns"), 1_500_000_001, time(0, 0, 1, 500_000)),
+        (pa.duration("ns"), 1_500_000_001, timedelta(seconds=1.5)),
+        (
+            pa.struct({"at": pa.list_(pa.duration("ns"))}),
+            {"at": [1_001]},
+            {"at": [timedelta(microseconds=1)]},
+        ),
+        (pa.large_list(pa.time64("ns")), [1_001], [time(microsecond=1)]),
+        (pa.list_(pa.time64("ns"), 1), [1_001], [time(microsecond=1)]),
+        (pa.map_(pa.string(), pa.time64("ns")), [("a", 1_001)], {"a": time(microsecond=1)}),
+    ],
+    ids=str,
+)
+def test_nanoseconds_of_any_kind_and_depth_become_microseconds(
+    tmp_path: Path, kind: pa.DataType, value: Any, found: Any
+) -> None:
+    table = pa.table({"prompt": ["x"], "when": pa.array([value], kind)})
+    assert opened(parquet(tmp_path / "a.parquet", table)).row(0).metadata == {"when": found}
 
 
 def test_without_pyarrow_parquet_names_the_extra_and_jsonl_works(
