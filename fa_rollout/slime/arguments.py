@@ -102,8 +102,10 @@ def _ring_bytes(args: Any, options: Options, num_versions: int) -> int | str:
 
 def takes_fast_path(args: Any, options: Options) -> bool:
     """Whether plain prompts go by fa_rollout's own client; else slime's `generate` makes all requests."""
-    has_prefill_servers = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
-    return options.fast_client and not has_prefill_servers
+    is_split = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
+    outside = getattr(args, "rollout_external_engine_infos", None) or []
+    is_split = is_split or any(engine["worker_type"] in ("prefill", "decode") for engine in outside)
+    return options.fast_client and not is_split
 
 
 def shows_samples(args: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.generator.job import Job
+from fa_rollout.generator.versions import VersionBook
 from fa_rollout.sample import VersionSpan
 
 
@@ -25,17 +26,26 @@ class Errand:
     place: Callable[[], AbstractAsyncContextManager[None]]
     """A place among the samples that engines work on."""
     depart: Callable[[Job], None]
-    """To be called when the group's first request leaves."""
+    """To be called when the group's first sample begins."""
     prompt_ids: npt.NDArray[np.int32]
     """Of the prompt that all samples share; empty where that is not known."""
     prompt: Any = None
     """That prompt, once the samples are there."""
-    started_version: int = 0
-    """Version that engines held when it began."""
+    book: VersionBook
+    """Versions, as engines and slime tell them."""
+    started_version: int
+    """Version that engines held when its first sample began; its tokens are of this one or newer."""
     spans: dict[int, list[VersionSpan]] = field(default_factory=dict)
     """Version spans of samples, by `id`, whose tokens are all known by version."""
     begun: dict[int, Any] = field(default_factory=dict)
     """Turns that were begun before slime was there, by `id` of their sample."""
+
+    def begin(self) -> None:
+        """A sample begins, by whatever client it is made: the hub is told of the group's first one."""
+        if not self.job.sent:
+            self.job.sent = True
+            self.started_version = self.book.published
+            self.depart(self.job)
 
 
 ERRAND: ContextVar[Errand | None] = ContextVar("fa_rollout_errand", default=None)
@@ -49,21 +59,15 @@ def current() -> Errand:
     return errand
 
 
-def note_departure() -> None:
-    """A request leaves; the hub is told of a group's first one."""
-    errand = ERRAND.get()
-    if errand is not None and not errand.job.sent:
-        errand.job.sent = True
-        errand.depart(errand.job)
-
-
 class Places:
     """Stands where slime's semaphore of samples stands: places are given out across groups, oldest first."""
 
     async def __aenter__(self) -> None:
-        place = current().place()
+        errand = current()
+        place = errand.place()
         await place.__aenter__()
         _PLACE.set(place)
+        errand.begin()
 
     async def __aexit__(self, *error: Any) -> None:
         place = _PLACE.get()

@@ -22,7 +22,6 @@ from fa_rollout.generator.main import main
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
-from fa_rollout.slime.transport import Transport
 from fa_rollout.slime.wire import Setup
 from shm.ring import RingWriter
 from shm.segment import Segment
@@ -74,7 +73,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
         link=link,
         life=life,
         pool=pool,
-        transport=Transport(session),
+        session=session,
     )
 
 

@@ -15,6 +15,8 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
+import aiohttp
+
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.filters import RejectionBound
@@ -33,16 +35,13 @@ from fa_rollout.slime.errand import Places
 from fa_rollout.slime.fast import EarlyStart, FastGenerate
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.runner import SlimeRunner
-from fa_rollout.slime.transport import Transport
+from fa_rollout.slime.transport import MAX_STALLS, Transport
 from fa_rollout.slime.upstream import Upstream
 from shm.ring import RingWriter
 from trainer_hook import messages as m
 
 logger = logging.getLogger(__name__)
 
-MAX_STALLS = 600
-"""Answers in a row without a token, at two seconds each in the end. Each update of slime's may bring one to a
-request that waits its turn, and an engine that was started anew gives nothing else until it is updated."""
 _FIRST_WARNING = 16
 """Restarts; the next warning comes at twice as many."""
 
@@ -62,14 +61,14 @@ class SlimeGenerator:
         link: HubLink,
         life: Life,
         pool: EnginePool | None,
-        transport: Transport,
+        session: aiohttp.ClientSession,
     ) -> None:
         self._args, self._options = args, options
         self._resume, self._link, self._life, self._pool = resume, link, life, pool
-        self._transport = transport
         self._rollout_id = resume.step
         self._warn_at = _FIRST_WARNING
         self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
+        self._transport = Transport(session, book=self._book, router=config.engine.urls[0])
         self._sending = Gate()
         self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
         self._capacity = config.engine.max_concurrent_samples * max(1, num_engines(args))
@@ -91,7 +90,7 @@ class SlimeGenerator:
             outbox=self._outbox,
             send=link.send,
             depart=self._dispatcher.depart,
-            version=lambda: self._book.published,
+            book=self._book,
             num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
             early=self._early_start(),
             rejections=_rejection_bound(config, args),

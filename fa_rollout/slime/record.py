@@ -14,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.generator.assemble import GroupRecord, Identity, build_record
-from fa_rollout.generator.versions import parse_label
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from fa_rollout.slime.errand import Errand
 from fa_rollout.slime.wire import flatten
 from shm.ring import Descriptor, Field
 from trainer_hook.messages import Commit
-from trainer_hook.record import UNKNOWN_VERSION
 
 _FINISH = {"completed": FinishReason.STOP, "truncated": FinishReason.LENGTH}
 
@@ -132,9 +130,15 @@ def _spans(sample: Any, errand: Errand) -> list[VersionSpan]:
     exact = errand.spans.get(id(sample))
     if exact and exact[-1].end == length:
         return exact
-    numbers = [parse_label(str(label), "") for label in sample.weight_versions]
-    known = [number for number in numbers if number != UNKNOWN_VERSION]
-    return [VersionSpan(min(known, default=errand.started_version), length)]
+    return [VersionSpan(oldest_version(sample, errand), length)]
+
+
+def oldest_version(sample: Any, errand: Errand) -> int:
+    """Of the answers that made a sample, as they told; unknown if one is of an engine that has the weights of
+    its start, while others were updated."""
+    told = [(str(label), end) for end, label in enumerate(sample.weight_versions, 1)]
+    versions = [span.version for span in errand.book.follow(told, num_tokens=len(told))]
+    return min(versions) if versions and errand.book.has_numbers else errand.started_version
 
 
 def _number(sample: Any, args: Any) -> float:

@@ -184,7 +184,7 @@ class Run:
     def _encode_ids(self, group: Sequence[Any]) -> list[int]:
         """Ids of the prompt that a group shares; empty where slime itself must find them."""
         first = group[0]
-        is_plain = all(s.prompt == first.prompt and not s.tokens and not s.multimodal_inputs for s in group)
+        is_plain = all(s.prompt == first.prompt and _is_plain(s) for s in group)
         if not is_plain or not isinstance(first.prompt, str):
             return []
         if self._tokenizer is None:
@@ -204,6 +204,12 @@ class Run:
                     self._departed.append(message)
                     if message.outcome is m.Settlement.FILTERED:
                         self._stock.rejected()
+
+
+def _is_plain(sample: Any) -> bool:
+    """Whether nothing but its prompt says what is to be sent."""
+    of_its_own = getattr(sample, "generate_function_path", None)
+    return not sample.tokens and not sample.multimodal_inputs and of_its_own is None
 
 
 def first_index(group: Sequence[Any]) -> int:

@@ -3,6 +3,7 @@
 | what happens to a group | what follows |
 |---|---|
 | a sample comes back aborted (custom generate functions) | it is sampled on or anew, by `--partial-rollout` |
+| one has tokens of weights that nobody knows | it is sampled anew: another engine, or later |
 | anything raises | the run ends with the traceback, or the group starts again: `fa_rollout_on_error` |
 | the dynamic filter drops it | filtered |
 | all samples are done | a record |
@@ -28,13 +29,15 @@ from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
 from fa_rollout.generator.tasks import contained, first_error
 from fa_rollout.generator.turn import Turn
+from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime.errand import ERRAND, Errand
 from fa_rollout.slime.fast import EarlyStart
 from fa_rollout.slime.options import Options
-from fa_rollout.slime.record import slime_record
+from fa_rollout.slime.record import oldest_version, slime_record
 from fa_rollout.slime.upstream import Upstream
 from fa_rollout.slime.wire import decode_prompt, encode_rest, flatten
 from trainer_hook.messages import Assignment, Message, Settled, Settlement, Warned
+from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class SlimeRunner:
         outbox: Outbox,
         send: Callable[[Message], None],
         depart: Callable[[Job], None],
-        version: Callable[[], int],
+        book: VersionBook,
         num_candidates: Callable[[], int],
         early: EarlyStart | None,
         rejections: RejectionBound,
@@ -72,7 +75,7 @@ class SlimeRunner:
         """
         Args:
             slime: done when slime is imported and set up.
-            version: what engines hold now.
+            book: what engines hold now.
             num_candidates: groups that this generator holds.
             early: begins plain groups before slime is there.
             rejections: ends a run whose filter drops everything.
@@ -84,7 +87,7 @@ class SlimeRunner:
         self._outbox = outbox
         self._send = send
         self._depart = depart
-        self._version = version
+        self._book = book
         self._num_candidates = num_candidates
         self._early = early
         self._rejections = rejections
@@ -123,7 +126,8 @@ class SlimeRunner:
             place=lambda: slot(job),
             depart=self._depart,
             prompt_ids=ids,
-            started_version=self._version(),
+            book=self._book,
+            started_version=self._book.published,
         )
         ERRAND.set(errand)
         with first_error():
@@ -165,22 +169,25 @@ class SlimeRunner:
             state = slime.sglang_rollout.GenerateState(self._args)
             group = await run(self._args, group, state.sampling_params.copy(), evaluation=False)
             aborted = [member for member, made in enumerate(group) if _is_aborted(slime, made)]
-            if not aborted:
+            lost = [member for member, made in enumerate(group) if _is_of_unknown_version(errand, made)]
+            if not aborted and not lost:
                 return group
-            self._renew(group, aborted, pickled)
+            self._renew(group, aborted, lost, pickled)
             await asyncio.sleep(min(_BACKOFF_CAP_S, _BACKOFF_S * 2**round_number))
         raise NoProgress(
             f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time "
             "between weight updates, which --partial-rollout bears"
         )
 
-    def _renew(self, group: list[Any], aborted: list[int], pickled: bytes) -> None:
+    def _renew(self, group: list[Any], aborted: list[int], lost: list[int], pickled: bytes) -> None:
         """Prepare the aborted members for the next round; without `--partial-rollout` they start anew."""
         fresh = pickle.loads(pickled)
         for member in aborted:
             if isinstance(group[member], list) or not self._args.partial_rollout:
                 group[member] = fresh[member]
                 self.num_restarts += 1
+        for member in lost:
+            group[member] = fresh[member]
 
     def _drops(self, slime: Upstream, job: Job, group: list[Any]) -> bool:
         """Ask the dynamic filter; a dropped group is settled here, with its samples if somebody wants all."""
@@ -220,6 +227,10 @@ class SlimeRunner:
             ) from error
         self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
         return Ending(outcome=Settlement.RETURNED, reason=f"raised {type(error).__name__}: {error}")
+
+
+def _is_of_unknown_version(errand: Errand, made: Any) -> bool:
+    return any(oldest_version(sample, errand) == UNKNOWN_VERSION for sample in flatten([made]))
 
 
 def _is_aborted(slime: Upstream, made: Any) -> bool:

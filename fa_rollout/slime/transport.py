@@ -2,7 +2,8 @@
 
 In: url, payload, retries and headers as slime's `http_utils._post` takes them. Out: the decoded answer.
 Invariant: an answer that says the request is wrong raises at once; all else is tried again as slime does,
-once a second, and the last failure is raised.
+once a second, and the last failure is raised. An answer of the trained model under weights of an unknown
+version is never passed on: it is asked for again until slime has updated that engine.
 """
 
 import asyncio
@@ -13,11 +14,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fa_rollout.slime.errand import note_departure
+from fa_rollout.generator.versions import VersionBook
+from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+MAX_STALLS = 600
+"""Answers in a row that are of no use, at one or two seconds each. Each update of slime's may bring one to a
+request that waits its turn, and an engine that was started anew gives nothing else until it is updated."""
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -28,8 +33,15 @@ class PostFailed(RuntimeError):
 class Transport:
     """Posts to engines and routers."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, book: VersionBook, router: str) -> None:
+        """
+        Args:
+            router: before the engines of the model that is trained; versions that other models tell, or do
+                not tell, mean nothing.
+        """
         self._session = session
+        self._book = book
+        self._own = f"{router}/"
 
     async def post(
         self,
@@ -42,13 +54,28 @@ class Transport:
         """Stands where `http_utils._post` stands; slime's own client is not used.
 
         Raises:
-            PostFailed: the answer is 4xx, or `max_retries` attempts failed.
+            PostFailed: the answer is 4xx, `max_retries` attempts failed, or the version stays unknown.
         """
         body = msgspec.json.encode(payload or {})
-        note_departure()
+        for _ in range(MAX_STALLS):
+            answer = await self._answer(url, body, max_retries, {**_HEADERS, **(headers or {})})
+            if not (url.startswith(self._own) and self._is_of_unknown_version(answer)):
+                return answer
+            await asyncio.sleep(RETRY_S)
+        raise PostFailed(f"POST {url} was answered {MAX_STALLS} times by engines that slime never updated")
+
+    def _is_of_unknown_version(self, answer: Any) -> bool:
+        """Whether an engine answered that has the weights of its start, while others were updated."""
+        metas = [one.get("meta_info") for one in _answers(answer)]
+        labels = [meta["weight_version"] for meta in metas if meta and "weight_version" in meta]
+        told = [(None if label is None else str(label), end) for end, label in enumerate(labels, 1)]
+        spans = self._book.follow(told, num_tokens=len(told))
+        return any(span.version == UNKNOWN_VERSION for span in spans)
+
+    async def _answer(self, url: str, body: bytes, max_retries: int, headers: Mapping[str, str]) -> Any:
         for attempt in range(1, max_retries + 1):
             try:
-                return await self._once(url, body, {**_HEADERS, **(headers or {})})
+                return await self._once(url, body, headers)
             except (aiohttp.ClientError, OSError) as error:
                 logger.info("event=post_failed attempt=%d url=%s error=%r", attempt, url, error)
                 if attempt == max_retries:
@@ -69,3 +96,8 @@ class Transport:
             return msgspec.json.decode(content)
         except msgspec.DecodeError:
             return content.decode(errors="replace")
+
+
+def _answers(answer: Any) -> list[dict[str, Any]]:
+    """The objects of an answer: one, or as many as a request of several prompts has."""
+    return [one for one in (answer if isinstance(answer, list) else [answer]) if isinstance(one, dict)]

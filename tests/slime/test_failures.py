@@ -140,9 +140,11 @@ def test_an_engine_that_fails_for_a_while_costs_no_group(tmp_path: Path, engines
 
 
 def test_an_engine_that_was_started_anew_is_not_taken_for_current(tmp_path: Path, engines: Engines) -> None:
-    slow: dict[str, Any] = {"lengths": Lengths(tokens=30), "tokens_per_s": 100.0}
+    # Few places, so that there is still work when the next engine is up.
+    slow: dict[str, Any] = {"lengths": Lengths(tokens=30), "tokens_per_s": 50.0}
     made, router = engines(2, **slow)
-    manager = Manager(arguments(tmp_path, router, rollout_num_engines=2))
+    changes = {"rollout_num_engines": 2, "sglang_server_concurrency": 2}
+    manager = Manager(arguments(tmp_path, router, **changes))
 
     def start_anew(step: int) -> None:
         if step != 2:
@@ -163,6 +165,28 @@ def test_an_engine_that_was_started_anew_is_not_taken_for_current(tmp_path: Path
     for sample in manager.samples:
         assert_true_to_engine(sample)
         assert "default" not in sample.weight_versions, "its weights are those of its start"
+
+
+@pytest.mark.parametrize("generate", [None, f"{CODE}.one_turn", f"{CODE}.by_a_client_of_its_own"])
+def test_nothing_that_an_engine_says_under_the_weights_of_its_start_is_trained(
+    tmp_path: Path, engines: Engines, generate: str | None
+) -> None:
+    made, router = engines(2, lengths=Lengths(tokens=30), tokens_per_s=100.0)
+    changes = {"rollout_num_engines": 2, "sglang_server_concurrency": 2, "num_rollout": 4}
+    manager = Manager(arguments(tmp_path, router, custom_generate_function_path=generate, **changes))
+    update(made, 1)
+    manager.generate(0)
+    post(made[1].url, "/update_weights_from_disk", {"model_path": "none", "weight_version": "default"})
+    before = len(made[1].requests("/generate"))
+    manager.generate(1)
+    assert len(made[1].requests("/generate")) > before, "it was asked"
+    update(made, 2)
+    for step in (2, 3):
+        manager.generate(step)
+    assert sorted(manager.trained) == list(range(16))
+    for sample in manager.samples:
+        assert_true_to_engine(sample)
+        assert "default" not in sample.weight_versions
 
 
 @pytest.mark.parametrize("loop", [train_async, train_sync])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import fa_rollout
 from fa_rollout.engines.scripted import (
@@ -89,6 +90,36 @@ def test_each_member_of_a_group_has_its_own_seed_and_keeps_it(tmp_path: Path, en
     assert len(seeds) >= len(manager.samples) + resumed
 
 
+def test_sessions_stay_on_one_engine_where_the_router_hashes(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines(**SLOW)
+    manager = Manager(arguments(tmp_path, router, router_policy="consistent_hashing", num_rollout=3))
+    train_async(manager, made, steps=range(3))
+    keys = [r.routing_key for r in requests(made[0])]
+    assert set(keys) == {sample.session_id for sample in manager.samples}, "aborted answers keep their own"
+    assert len(keys) > len(set(keys)) == len(manager.samples)
+
+
+def test_a_sample_with_a_generate_function_of_its_own_is_made_by_that_alone(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, router = engines()
+    monkeypatch.setenv("STANDIN_IMPORT_S", "2")
+    manager = Manager(arguments(tmp_path, router, num_rollout=1))
+    take = manager.source.get_samples
+
+    def get_samples(num_samples: int) -> list[list[Any]]:
+        groups = take(num_samples)
+        for group in groups:
+            for sample in group:
+                sample.generate_function_path = f"{CODE}.one_turn"
+        return groups
+
+    monkeypatch.setattr(manager.source, "get_samples", get_samples)
+    train_async(manager, made, steps=range(1))
+    assert all(sample.metadata["by"] == "one_turn" for sample in manager.samples)
+    assert len(requests(made[0])) == len(manager.samples)
+
+
 def test_a_generate_function_reaches_other_models_by_their_names(tmp_path: Path, engines: Engines) -> None:
     made, router = engines()
     (judge,), other = engines()
@@ -106,11 +137,18 @@ def test_a_generate_function_reaches_other_models_by_their_names(tmp_path: Path,
         assert len(sample.metadata["verdict"]) == 1
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefill_num_servers": 1},
+        {"rollout_external_engine_infos": [{"worker_type": "prefill"}, {"worker_type": "decode"}]},
+    ],
+)
 def test_engines_split_into_prefill_and_decode_are_left_to_slimes_own_function(
-    tmp_path: Path, engines: Engines
+    tmp_path: Path, engines: Engines, changes: dict[str, Any]
 ) -> None:
     made, router = engines()
-    manager = Manager(arguments(tmp_path, router, prefill_num_servers=1, num_rollout=2))
+    manager = Manager(arguments(tmp_path, router, num_rollout=2, **changes))
     train_async(manager, made, steps=range(2))
     assert {r.rid for r in requests(made[0])} == {""}, "the router makes the ids that both halves share"
     for sample in manager.samples:

@@ -22,6 +22,30 @@ def test_a_custom_generate_function_posts_by_the_fast_client(tmp_path: Path, eng
     assert sorted(manager.trained) == list(range(8))
 
 
+def test_groups_of_a_client_of_its_own_are_waited_for_and_never_pass_the_bound(
+    tmp_path: Path, engines: Engines
+) -> None:
+    made, router = engines(lengths=Lengths(kind="list", values=[6, 6, 6, 60]), tokens_per_s=80.0)
+    changes = {
+        "custom_generate_function_path": f"{CODE}.by_a_client_of_its_own",
+        "fa_rollout_log_dir": str(tmp_path / "log"),
+        "fa_rollout_staleness": 3,
+    }
+    manager = Manager(arguments(tmp_path, router, num_rollout=12, **changes))
+    train_async(manager, made, steps=range(12))
+    ages = [
+        step + 1 - int(label)
+        for step, batch in manager.batches.items()
+        for group in batch
+        for sample in group
+        for label in sample.weight_versions
+    ]
+    assert max(ages) <= 3
+    logs = [log.read_text() for log in (tmp_path / "log").rglob("*.jsonl")]
+    assert any('"commit' in log for log in logs)
+    assert not any("oldest token of version" in log for log in logs), "no group was sampled in vain"
+
+
 def test_a_prompt_that_a_custom_function_changes_is_the_one_that_is_sampled(
     tmp_path: Path, engines: Engines
 ) -> None:

@@ -5,6 +5,7 @@ import signal
 from types import FrameType
 from typing import Any
 
+import aiohttp
 from slime.rollout import sglang_rollout
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.utils.http_utils import post
@@ -68,6 +69,24 @@ async def one_turn(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
         text=output["text"],
     )
     sample.metadata["by"] = "one_turn"
+    return sample
+
+
+async def by_a_client_of_its_own(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Knows nothing of slime's `post`, as functions that stream do not."""
+    sample.tokens = sample.tokens or [3 + ord(c) % 30 for c in sample.prompt]
+    sampling_params["max_new_tokens"] -= sample.response_length
+    body = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    output: dict[str, Any] = {}
+    async with aiohttp.ClientSession() as session:
+        while "meta_info" not in output:  # a router has no worker for a moment
+            async with session.post(url, json=body) as response:
+                output = await response.json()
+    entries = output["meta_info"].get("output_token_logprobs") or []
+    ids, log_probs = [entry[1] for entry in entries], [entry[0] for entry in entries]
+    meta, text = output["meta_info"], output["text"]
+    sample.append_response_tokens(args, tokens=ids, log_probs=log_probs, meta_info=meta, text=text)
     return sample
 
 

@@ -88,8 +88,9 @@ async def generate_and_rm(
     if sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
         return sample
     async with GenerateState(args).semaphore:
-        if args.custom_generate_function_path is not None:
-            sample = await load_function(args.custom_generate_function_path)(args, sample, sampling_params)
+        path = sample.generate_function_path or args.custom_generate_function_path
+        if path is not None:
+            sample = await load_function(path)(args, sample, sampling_params)
         else:
             sample = await generate(args, sample, sampling_params)
     sample = await apply_rollout_sample_hooks(args, sample, evaluation=evaluation)
