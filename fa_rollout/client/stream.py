@@ -82,5 +82,5 @@ def _error(payload: bytes) -> StreamError:
     if not isinstance(error, dict):
         error = {"message": error}
     code = error.get("code")
-    status = int(str(code)) if str(code).isdigit() else _UNKNOWN_ERROR
+    status = int(str(code)) if str(code).isdecimal() else _UNKNOWN_ERROR
     return StreamError(status, str(error.get("message"))[:500])

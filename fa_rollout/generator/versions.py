@@ -15,6 +15,9 @@ from trainer_hook.record import UNKNOWN_VERSION
 _NEVER_UPDATED = (None, "default")
 """What SGLang engines call the weights that they started with."""
 
+_MAX_DIGITS = 18
+"""Of a number that fits 64 bits with its sign, as records and messages hold it."""
+
 Labels = Sequence[tuple[str | None, int]]
 """(label, end) over the output tokens of one reply; ends as in `VersionSpan`."""
 
@@ -82,7 +85,8 @@ def parse_label(label: str | None, lineage: str) -> int:
     origin, separator, digits = label.rpartition(":")
     if separator and origin != lineage:
         return UNKNOWN_VERSION
-    return int(digits) if digits.isascii() and digits.isdigit() else UNKNOWN_VERSION
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS
+    return int(digits) if is_number else UNKNOWN_VERSION
 
 
 def resolve_spans(
