@@ -14,7 +14,7 @@ import pytest
 
 from fa_rollout.engines.scripted import Lengths, ScriptedEngine, expected_ids, sequence_key
 from tests.generator.hub_end import VOCAB_SIZE
-from tests.hub.rig import Rig
+from tests.hub.rig import WITH_SPARE, Rig
 from trainer_hook import EvaluationFailed, TrainerHook
 from trainer_hook import messages as m
 
@@ -139,6 +139,7 @@ def test_a_generator_that_is_killed_in_an_evaluation_repeats_no_answer_and_owes_
 ) -> None:
     engine = play(tokens_per_s=40.0, lengths=Lengths(kind="list", values=[1, 1, 1, 40, 40, 40, 40, 40, 40]))
     rig = make_rig(tmp_path, engine)
+    rig.config["run"] |= WITH_SPARE
     with rig, rig.attach() as hook:
         pending = hook.begin_evaluation()
         rig.until(lambda: not pending.is_ready() and pending.num_done >= 1)

@@ -26,6 +26,8 @@ from trainer_hook import messages as m
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ="
 VOCAB_SIZE = 3 + len(CHARACTERS)
 NUM_PROMPTS = 11
+WITH_SPARE = {"spare_generator": True}
+"""Of `[run]`, for a test in which the generator dies: others do without a second process."""
 
 
 def merged(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Rig:
         self.last_words: m.RunEnded | None = None
         self.notices: list[str] = []
         self.progress: list[str] = []
+        self._hooks: list[TrainerHook] = []
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -56,7 +59,7 @@ class Rig:
             "reward": {"function": "tests.hub.user_code.length_reward", "in_loop": True},
             "engine": {"urls": [self.engine.url], "tokenizer": str(self.folder / "model")},
             "ring": {"bytes": 1 << 20, "poison": True, "checksum_payload": True},
-            "run": {"output_dir": str(self.folder), "grace_s": 3},
+            "run": {"output_dir": str(self.folder), "grace_s": 3, "spare_generator": False},
             "trainer": {"stall_s": 20},
         }
 
@@ -87,7 +90,7 @@ class Rig:
                     return message
 
     def attach(self, rank: int = 0, size: int = 1, *, peer: int = 0, num_peers: int = 1) -> TrainerHook:
-        return TrainerHook.attach(
+        hook = TrainerHook.attach(
             address=self.address,
             run=self.run_id,
             token=self.token,
@@ -97,6 +100,8 @@ class Rig:
             num_peers=num_peers,
             timeout_s=20,
         )
+        self._hooks.append(hook)
+        return hook
 
     @property
     def environment(self) -> dict[str, str]:
@@ -134,7 +139,9 @@ class Rig:
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def stop(self) -> m.RunEnded:
-        """Ask the hub to end; its last words."""
+        """All ranks made here leave, since the hub would wait for them; then it ends. Its last words."""
+        for hook in self._hooks:
+            hook.close()
         if self.last_words is None:
             self.channel.send(m.encode(m.Stop(grace_s=3.0, reason="the test is over")))
             message = self.hear()

@@ -12,7 +12,7 @@ import torch
 
 from fa_rollout.client.control import IN_PIECES
 from fa_rollout.engines.scripted import Rule, ScriptedEngine
-from tests.hub.rig import Rig
+from tests.hub.rig import WITH_SPARE, Rig
 from trainer_hook import TrainerHook
 from trainer_hook.errors import WeightUpdateFailed
 
@@ -84,7 +84,7 @@ def test_every_bucket_arrives_once_in_order_and_the_version_is_published_at_the_
 def test_a_generator_that_is_killed_in_the_middle_costs_a_second_pass(
     rig: MakeRig, engine: ScriptedEngine
 ) -> None:
-    with rig(trainer=BY_TENSOR) as run:
+    with rig(trainer=BY_TENSOR, run=WITH_SPARE) as run:
         first = run.generator().pid
 
         def kill(rank: int, hook: TrainerHook) -> int:

@@ -13,7 +13,7 @@ import pytest
 from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.hub import replay
-from tests.hub.rig import VOCAB_SIZE, Rig, add_up
+from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig, add_up
 from trainer_hook.errors import UnsplittableBatch
 
 MakeRig = Callable[..., Rig]
@@ -140,7 +140,7 @@ def test_a_recorded_run_gives_the_same_samples_to_the_same_ranks_in_the_same_ord
         recorded = parts_of_two_ranks(run, num_steps=6)
     log = tmp_path / "recorded.jsonl"
     shutil.copy(run.folder / "events.jsonl", log)
-    with rig(trainer=limit, run={"replay": str(log)}) as run:
+    with rig(trainer=limit, run=WITH_SPARE | {"replay": str(log)}) as run:
         again = parts_of_two_ranks(run, num_steps=6, kill_at=2)
         assert add_up(run.stop().counts)
     assert again == recorded

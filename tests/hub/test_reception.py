@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from fa_rollout.engines.scripted import ScriptedEngine
 from shm.channel import Channel
 from shm.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused
@@ -15,6 +16,13 @@ from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint
 
 MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture(scope="module")
+def run(engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """One that nobody trains in."""
+    with Rig(tmp_path_factory.mktemp("reception") / "run", engine) as run:
+        yield run
 
 
 def hello(rig: Rig, **changes: object) -> m.Hello:
@@ -52,33 +60,31 @@ def answer(run: Rig, payload: bytes) -> tuple[m.Message, list[int]]:
     ],
 )
 def test_a_stranger_is_refused_with_the_reason_and_gets_no_descriptor(
-    rig: MakeRig, changes: dict[str, object], text: str
+    run: Rig, changes: dict[str, object], text: str
 ) -> None:
-    with rig() as run:
-        refused, fds = answer(run, m.encode(hello(run, **changes)))
-        assert isinstance(refused, m.Refused)
-        assert text in refused.text
-        assert not fds
-        run.attach().close()
+    refused, fds = answer(run, m.encode(hello(run, **changes)))
+    assert isinstance(refused, m.Refused)
+    assert text in refused.text
+    assert not fds
+    run.attach().close()
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x80\x04K\x01.", b"\xff" * 1000, m.encode(m.Goodbye())])
-def test_bytes_that_are_no_hello_end_only_their_own_connection(rig: MakeRig, payload: bytes) -> None:
+def test_bytes_that_are_no_hello_end_only_their_own_connection(rig: MakeRig) -> None:
     with rig() as run, run.attach() as hook:
-        refused, fds = answer(run, payload)
-        assert isinstance(refused, m.Refused)
-        assert not fds
+        for payload in (b"", b"\x80\x04K\x01.", b"\xff" * 1000, m.encode(m.Goodbye())):
+            refused, fds = answer(run, payload)
+            assert isinstance(refused, m.Refused), payload
+            assert not fds
         with hook.next_batch() as batch:
             assert batch.samples
 
 
-def test_the_wrong_run_is_named_on_both_sides(rig: MakeRig) -> None:
-    with rig() as run:
-        with pytest.raises(HandshakeRefused, match="other-run") as caught:
-            TrainerHook.attach(
-                address=run.address, run="other-run", token=run.token, dp_rank=0, dp_size=1, timeout_s=5
-            )
-        assert run.run_id in str(caught.value)
+def test_the_wrong_run_is_named_on_both_sides(run: Rig) -> None:
+    with pytest.raises(HandshakeRefused, match="other-run") as caught:
+        TrainerHook.attach(
+            address=run.address, run="other-run", token=run.token, dp_rank=0, dp_size=1, timeout_s=5
+        )
+    assert run.run_id in str(caught.value)
 
 
 def test_a_second_rank_of_the_same_number_is_refused(rig: MakeRig) -> None:
@@ -91,8 +97,8 @@ def test_a_second_rank_of_the_same_number_is_refused(rig: MakeRig) -> None:
         assert "agree" in refused.text
 
 
-def test_an_observer_reads_figures_and_takes_no_part(rig: MakeRig) -> None:
-    with rig() as run, connect(run.address, time.monotonic() + 5) as channel:
+def test_an_observer_reads_figures_and_takes_no_part(run: Rig) -> None:
+    with connect(run.address, time.monotonic() + 5) as channel:
         channel.send(m.encode(hello(run, role="observer")))
         assert isinstance(m.decode(channel.receive(5.0)), m.Reply)
         channel.send(m.encode(m.Query(request=1, what="statistics")))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.hub.rig import NUM_PROMPTS, Rig, add_up
+from tests.hub.rig import NUM_PROMPTS, WITH_SPARE, Rig, add_up
 from trainer_hook import TrainerHook
 from trainer_hook.errors import HookStateError
 
@@ -65,7 +65,7 @@ def test_every_prompt_is_trained_once_an_epoch_through_kills_and_epoch_edges(rig
     state: dict[str, Any] | None = None
     num_steps = 9
     for _ in range(2):
-        with rig(rollout={"num_steps": num_steps}) as run:
+        with rig(rollout={"num_steps": num_steps}, run=WITH_SPARE) as run:
             hook = run.attach()
             if state is not None:
                 resume(hook, state)

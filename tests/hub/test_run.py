@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.rig import NUM_PROMPTS, Rig, add_up
+from tests.hub.rig import NUM_PROMPTS, WITH_SPARE, Rig, add_up
 from trainer_hook import TrainerHook
 from trainer_hook.errors import (
     EndOfData,
@@ -67,7 +67,7 @@ def test_prompts_come_in_the_order_of_the_seed_once_an_epoch(rig: MakeRig) -> No
 
 def test_a_killed_generator_is_replaced_and_nothing_is_lost_or_repeated(rig: MakeRig) -> None:
     seen: list[tuple[int, int]] = []
-    with rig() as run:
+    with rig(run=WITH_SPARE) as run:
         with run.attach() as hook:
             for _ in range(3):
                 train(hook, 2, seen)
@@ -79,7 +79,10 @@ def test_a_killed_generator_is_replaced_and_nothing_is_lost_or_repeated(rig: Mak
 
 def test_training_goes_on_from_the_backlog_while_the_generator_is_down(rig: MakeRig) -> None:
     seen: list[tuple[int, int]] = []
-    with rig(rollout={"num_steps": 3}, run={"generator_restarts": 3}) as run, run.attach() as hook:
+    with (
+        rig(rollout={"num_steps": 3}, run=WITH_SPARE | {"generator_restarts": 3}) as run,
+        run.attach() as hook,
+    ):
         run.until(lambda: counts(hook)["committed"] >= 12)
         generator = run.generator()
         generator.send_signal(signal.SIGSTOP)
@@ -92,7 +95,7 @@ def test_training_goes_on_from_the_backlog_while_the_generator_is_down(rig: Make
 
 def test_a_stopped_generator_is_found_by_its_silence_and_replaced(rig: MakeRig) -> None:
     seen: list[tuple[int, int]] = []
-    with rig(run={"heartbeat_s": 2}) as run, run.attach() as hook:
+    with rig(run=WITH_SPARE | {"heartbeat_s": 2}) as run, run.attach() as hook:
         train(hook, 1, seen)
         run.generator().send_signal(signal.SIGSTOP)
         train(hook, 5, seen)
@@ -101,7 +104,7 @@ def test_a_stopped_generator_is_found_by_its_silence_and_replaced(rig: MakeRig) 
 
 
 def test_a_generator_that_keeps_dying_ends_the_run_with_its_cause(rig: MakeRig) -> None:
-    with rig(run={"generator_restarts": 1}) as run:
+    with rig(run=WITH_SPARE | {"generator_restarts": 1}) as run:
         hook = run.attach()
         run.until(lambda: run.generator().is_running())
         for _ in range(2):

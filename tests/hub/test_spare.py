@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.hub.rig import Rig, add_up
+from tests.hub.rig import WITH_SPARE, Rig, add_up
 from trainer_hook import TrainerHook
 
 MakeRig = Callable[..., Rig]
@@ -33,7 +33,7 @@ def assert_trained(run: Rig) -> None:
 
 
 def test_the_spare_is_the_next_generator_and_gets_a_spare_of_its_own(rig: MakeRig) -> None:
-    with rig() as run:
+    with rig(run=WITH_SPARE) as run:
         with run.attach() as hook:
             train(hook, 2)
             run.until(lambda: len(generators(run)) == 2)
@@ -47,7 +47,7 @@ def test_the_spare_is_the_next_generator_and_gets_a_spare_of_its_own(rig: MakeRi
 
 
 def test_a_spare_that_is_gone_is_replaced_by_a_fresh_start(rig: MakeRig) -> None:
-    with rig() as run:
+    with rig(run=WITH_SPARE) as run:
         with run.attach() as hook:
             train(hook, 2)
             run.until(lambda: len(generators(run)) == 2)
@@ -59,7 +59,7 @@ def test_a_spare_that_is_gone_is_replaced_by_a_fresh_start(rig: MakeRig) -> None
 
 
 def test_without_a_spare_there_is_one_generator(rig: MakeRig) -> None:
-    with rig(run={"spare_generator": False}) as run:
+    with rig() as run:
         with run.attach() as hook:
             train(hook, 3)
             first = generators(run)[0]

@@ -10,7 +10,7 @@ import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.generator.sample_log import FLUSH_S
-from tests.hub.rig import VOCAB_SIZE, Rig
+from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig
 from trainer_hook import TrainerHook
 
 NUM_STEPS, GROUPS_PER_STEP, SAMPLES_PER_GROUP = 8, 4, 4
@@ -26,6 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "filter": "tests.records.user_code.keep",
     },
     "reward": {"function": "tests.records.user_code.reward", "key": "total"},
+    "run": WITH_SPARE,
 }
 
 
