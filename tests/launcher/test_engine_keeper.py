@@ -15,7 +15,7 @@ from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.launcher.engine import EngineKeeper
 from fa_rollout.launcher.program import engines
 
-MAX_RESTARTS = 2
+MAX_RESTARTS = 1
 
 
 @pytest.fixture(scope="module")
