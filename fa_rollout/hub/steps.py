@@ -120,8 +120,8 @@ class Steps:
         if opened is None or message.outcome is None:
             return None
         opened.outcomes[rank.key] = message.outcome
-        if len(opened.outcomes) < len(self._world.members):
-            return None
+        if self._world.members.keys() - opened.outcomes.keys():
+            return None  # a rank that has left may have finished before those that stay
         del self._open[message.step]
         if all(outcome is Outcome.TRAINED for outcome in opened.outcomes.values()):
             flow.trained(opened.step)

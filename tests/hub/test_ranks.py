@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,20 @@ def test_a_rank_that_asks_late_gets_its_part_though_the_other_is_in_the_update(r
                         pass
 
         assert side_by_side(lambda: job(0), lambda: job(1)) == []
+
+
+def test_a_step_is_not_over_before_the_last_rank_is_done_though_others_have_left(rig: MakeRig) -> None:
+    with rig(rollout={"num_steps": 1}) as run, ExitStack() as hooks:
+        first, second, third = (hooks.enter_context(run.attach(rank, 3)) for rank in range(3))
+        with ExitStack() as slowest:
+            slowest.enter_context(third.next_batch())
+            for hook in (first, second):
+                with hook.next_batch():
+                    pass
+                if hook is first:
+                    first.close()
+            assert second.statistics().hub["counts"]["handed"] == 4
+        assert second.statistics().hub["counts"]["trained"] == 4
 
 
 def test_a_recorded_run_gives_the_same_samples_to_the_same_ranks_in_the_same_order(
