@@ -7,10 +7,30 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from fa_rollout.engines.tiny_model import write_tiny_model
+from fa_rollout.toml import written
+from tests.hub.rig import merged
+
 DEADLINE_S = 30.0
+
+
+def write_run(folder: Path, **changes: dict[str, Any]) -> None:
+    """A run whose engine does not exist: it starts for as long as a test likes."""
+    (folder / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
+    model = write_tiny_model(folder / "model", characters="0123456789=")
+    tree: dict[str, dict[str, Any]] = {
+        "data": {"path": str(folder / "data.jsonl")},
+        "rollout": {"num_steps": 1, "groups_per_step": 1, "samples_per_group": 1},
+        "reward": {"function": "fa_rollout.demo.task:sorting_reward"},
+        "engine": {"urls": ["http://127.0.0.1:9"], "tokenizer": str(model)},
+        "ring": {"bytes": "1MiB"},
+        "run": {"grace_s": 3},
+    }
+    (folder / "run.toml").write_text(written(merged(tree, changes)))
 
 
 class Launch:

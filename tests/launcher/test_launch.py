@@ -5,6 +5,7 @@ The engine of these runs does not exist: what is watched here ends before anybod
 
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -13,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.tiny_model import write_tiny_model
-from tests.launcher.processes import Launch
+from tests.launcher.processes import Launch, write_run
 
 # Tells that it runs, then waits; `hold` ignores SIGTERM.
 PATIENT = "touch $OUT/up; exec sleep 60"
@@ -23,25 +23,7 @@ STUBBORN = "trap '' TERM; touch $OUT/up; while :; do sleep 0.1; done"
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
-    (tmp_path / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
-    write_tiny_model(tmp_path / "model", characters="0123456789=")
-    (tmp_path / "run.toml").write_text(f"""
-[data]
-path = "{tmp_path}/data.jsonl"
-[rollout]
-num_steps = 1
-groups_per_step = 1
-samples_per_group = 1
-[reward]
-function = "fa_rollout.demo.task:sorting_reward"
-[engine]
-urls = ["http://127.0.0.1:9"]
-tokenizer = "{tmp_path}/model"
-[ring]
-bytes = "1MiB"
-[run]
-grace_s = 3
-""")
+    write_run(tmp_path)
     launches: list[Launch] = []
 
     def start(*command: str) -> Launch:
@@ -103,8 +85,7 @@ def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(start: Callabl
 
 
 def test_a_second_signal_ends_it_at_once(start: Callable[..., Launch], tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(config.read_text().replace("grace_s = 3", "grace_s = 600"))
+    write_run(tmp_path, run={"grace_s": 600})
     launch = start("sh", "-c", STUBBORN).up()
     launch.process.send_signal(signal.SIGINT)
     launch.until(lambda: "SIGINT" in launch.stderr)
@@ -121,8 +102,7 @@ def test_a_killed_hub_ends_the_trainer_with_one_clear_message(start: Callable[..
 
 
 def test_a_hub_that_stands_still_is_noticed_and_ended(start: Callable[..., Launch], tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(config.read_text().replace("grace_s = 3", "grace_s = 3\nheartbeat_s = 1"))
+    write_run(tmp_path, run={"heartbeat_s": 1})
     launch = start("sh", "-c", PATIENT).up()
     launch.child("fa_rollout.hub").suspend()
     assert launch.end() == 70
@@ -161,7 +141,7 @@ def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., La
 def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], tmp_path: Path) -> None:
     other_folder = tmp_path / "other"
     other_folder.mkdir()
-    (other_folder / "run.toml").write_text((tmp_path / "run.toml").read_text())
+    shutil.copy(tmp_path / "run.toml", other_folder)
     one, other = start(), Launch(other_folder)
     try:
         for launch in (one, other):

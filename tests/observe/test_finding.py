@@ -9,39 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.tiny_model import write_tiny_model
-from tests.launcher.processes import Launch
+from tests.launcher.processes import Launch, write_run
 from tests.observe.test_exporter import free_port, scrape
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """A run whose engine does not exist: it starts for as long as a test likes."""
-    (tmp_path / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
     (tmp_path / "out").mkdir()
-    (tmp_path / "port").write_text(str(free_port()))
-    write_tiny_model(tmp_path / "model", characters="0123456789=")
-    (tmp_path / "run.toml").write_text(f"""
-[data]
-path = "{tmp_path}/data.jsonl"
-[rollout]
-num_steps = 1
-groups_per_step = 1
-samples_per_group = 1
-[reward]
-function = "fa_rollout.demo.task:sorting_reward"
-[engine]
-urls = ["http://127.0.0.1:9"]
-tokenizer = "{tmp_path}/model"
-[ring]
-bytes = "1MiB"
-[metrics]
-interval_s = 0.2
-prometheus_port = {(tmp_path / "port").read_text()}
-[run]
-output_dir = "{tmp_path}/out"
-grace_s = 3
-""")
+    port = free_port()
+    (tmp_path / "port").write_text(str(port))
+    write_run(
+        tmp_path,
+        metrics={"interval_s": 0.2, "prometheus_port": port},
+        run={"output_dir": str(tmp_path / "out")},
+    )
     launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up; exec sleep 60").up()
     yield launch
     launch.destroy()
