@@ -3,12 +3,14 @@
 Styles are for those who see colours; every line says the same without.
 """
 
+import textwrap
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from fa_rollout.observe.bound import Level
 from fa_rollout.observe.glyphs import Glyphs
-from fa_rollout.observe.snapshot import RankFigures, Snapshot, StepFigures, TrainerPhase
-from fa_rollout.observe.verdict import Level, judge
+from fa_rollout.observe.snapshot import RankFigures, RunPhase, Snapshot, StepFigures, TrainerPhase
+from fa_rollout.observe.verdict import judge, mean_step_s
 from fa_rollout.observe.words import maybe, number, seconds, share, size
 
 Line = list[tuple[str, str]]
@@ -16,25 +18,44 @@ Line = list[tuple[str, str]]
 
 STYLES = {Level.OK: "bold green", Level.NOTE: "bold cyan", Level.WARN: "bold yellow", Level.BAD: "bold red"}
 SIGNS = {Level.OK: "OK", Level.NOTE: "..", Level.WARN: "! ", Level.BAD: "!!"}
+_ROOMY = 20
+"""Lines of a screen from which on the verdict may take `_MOST_LINES` for what is wrong and for what to do."""
+_MOST_LINES = 3
 _CURVE = 24
 _BAR = 12
 _HEALTH_STYLES = {"ok": "green", "paused": "cyan", "narrowed": "yellow", "out": "bold red"}
 
 
-def head(now: Snapshot, glyphs: Glyphs, width: int, note: str) -> list[Line]:
-    """What run it is, how it is, and why."""
+def head(now: Snapshot, glyphs: Glyphs, width: int, height: int, note: str) -> list[Line]:
+    """What run it is, how it is, and why; the last two on more than one line where there is room."""
     run, verdict = now.run, judge(now)
     title = f"fa_rollout {run.name[:8]}"
     place = f"step {run.num_trained}/{run.num_steps}  version {run.version}  up {seconds(run.uptime_s)}"
+    if (left_s := _left_s(now)) > 0:
+        place += f"  left {seconds(left_s)}"
     bar_width = max(0, min(30, width - len(title) - len(place) - len(note) - 8))
     bar = glyphs.bar(run.num_trained / max(1, run.num_steps), bar_width)
     first: Line = [(f"{title}  ", "bold"), (f"{place}  ", ""), (f"{bar}  ", "blue"), (note, "dim")]
     sign = SIGNS[verdict.level] if glyphs.is_ascii else glyphs.dot
+    most = 1 if height < _ROOMY else _MOST_LINES
+    style = "dim" if verdict.level is Level.OK else ""
     return [
         first,
-        [(f"{sign} {verdict.headline}", STYLES[verdict.level])],
-        [(f"  {verdict.why}", "dim" if verdict.level is Level.OK else "")],
+        *([(line, STYLES[verdict.level])] for line in _wrapped(f"{sign} ", verdict.headline, width, most)),
+        *([(line, style)] for line in _wrapped("  ", verdict.why, width, most)),
     ]
+
+
+def _left_s(now: Snapshot) -> float:
+    """Of the run, if its further steps take as long as those so far; 0: nothing is known."""
+    if now.run.phase is not RunPhase.RUNNING:
+        return 0.0
+    return (now.run.num_steps - now.run.num_trained) * (mean_step_s(now) or 0.0)
+
+
+def _wrapped(start: str, text: str, width: int, most: int) -> list[str]:
+    lines = textwrap.wrap(text, max(8, width - 2), max_lines=most, placeholder=" ...", break_on_hyphens=False)
+    return [(start if number == 0 else "  ") + line for number, line in enumerate(lines or [""])]
 
 
 def trainer(now: Snapshot, glyphs: Glyphs) -> list[Line]:
@@ -104,7 +125,7 @@ def staleness(now: Snapshot, done: Sequence[StepFigures], glyphs: Glyphs) -> lis
         mean = "-" if last.staleness_mean is None else f"{last.staleness_mean:.1f}"
         curve = glyphs.curve(known, _CURVE // 2) if len(set(known)) > 1 else ""
         line.append((f"last {maybe(last.staleness_max)}, mean {mean}, ", ""))
-    line.append((f"most {maybe(ages.trained_max)} of {bound} ", ""))
+    line.append((f"most {maybe(ages.trained_max)} of {bound} " if done else f"at most {bound}", ""))
     line.append((f"{curve}  ", "magenta"))
     line.append((f"running {maybe(ages.running_max)}, ready {maybe(ages.ready_max)}", "dim"))
     return [line]

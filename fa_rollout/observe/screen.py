@@ -1,7 +1,7 @@
 """A snapshot on a terminal's screen: sections of lines, cut to the height and width there is.
 
-In: a snapshot, the steps of the last while, a size. Out: a text of lines that fit. Invariant: the first three
-lines say what to know at a glance, at any size; nothing wraps.
+In: a snapshot, the steps of the last while, a size. Out: a text of lines that fit. Invariant: the first lines
+say what to know at a glance, at any size; the verdict alone may wrap.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def draw(
     is_over: bool = False,
 ) -> Text:
     """The whole screen; of a run that is over, without what was under way. `note`: ends the first line."""
-    head = [*rows.head(now, glyphs, width, note), []]
+    head = [*rows.head(now, glyphs, width, height, note), []]
     room = max(1, height - len(head))
     left, right = _columns(now, steps, glyphs)
     if is_over:

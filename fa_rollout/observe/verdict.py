@@ -1,33 +1,29 @@
 """Is the run healthy, and if not, why? Pure: a snapshot in, a sentence out.
 
-The question that counts is whether the trainer waits for data. If it does, one thing holds generation back,
-and that is named with the knob that moves it.
+First what is missing or sticks, which only a run that goes on has; then what its last steps hung on, by the
+rules of `bound`, which the report goes by too.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from fa_rollout.observe.bound import (
+    AT_BOUND,
+    Bound,
+    Level,
+    Stretch,
+    bound_of,
+    holder,
+    holds_of,
+    level_of,
+    remedies,
+)
 from fa_rollout.observe.snapshot import EngineState, RankFigures, RunPhase, Snapshot, TrainerPhase
 from fa_rollout.observe.words import seconds, share
 
-IDLE_OK = 0.05
-IDLE_BAD = 0.2
-FULL = 0.8
-"""Share of the engines' slots from which on they count as busy."""
 SILENT_S = 5.0
 """A generator that reports every second."""
 LONG_S, LONG_STEPS = 60.0, 10.0
 """A phase is suspicious when it takes longer than both: this time, and so many mean steps."""
-
-
-class Level(StrEnum):
-    """How much somebody should look."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Nothing is wrong, and it could be better; or the run begins, or ends."""
-    WARN = "warn"
-    BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,62 +101,47 @@ def _stuck(now: Snapshot) -> Verdict:
 
 def _of_flow(now: Snapshot) -> Verdict:
     """Whether the trainer waits for data, and for whose sake."""
-    idle, load = now.trainer.recent.idle, now.generator.load
+    idle = now.trainer.recent.idle
     if idle is None:
         groups, wanted = now.groups, now.run.groups_per_step
         why = f"{groups.committed} of {wanted} groups are ready, {groups.running} are running"
         return Verdict(level=Level.NOTE, headline="the first batch is being made", why=why)
-    busy = "" if load is None else f"engines busy {share(load)}"
-    if idle <= IDLE_OK:
-        headline = f"healthy: trainer waits {share(idle)}{busy and f', {busy}'}"
-        return Verdict(level=Level.OK, headline=headline, why=_remark(now))
-    level = Level.WARN if idle >= IDLE_BAD else Level.NOTE
-    cause, remedy = _cause(now)
-    headline = f"trainer waits {share(idle)} for data: {cause}"
-    return Verdict(level=level, headline=headline, why="; ".join(filter(None, (remedy, busy))))
+    stretch = stretch_of(now)
+    bound = bound_of(stretch)
+    level = level_of(bound, stretch)
+    if bound is Bound.TRAINING:
+        busy = "" if stretch.load is None else f", engines busy {share(stretch.load)}"
+        return Verdict(level=level, headline=f"healthy: trainer waits {share(idle)}{busy}", why=_remark(now))
+    headline = f"trainer waits {share(idle)} for data; held up by {holder(bound, stretch)}"
+    return Verdict(level=level, headline=headline, why=" ".join(remedies(bound, stretch)))
 
 
-def _cause(now: Snapshot) -> tuple[str, str]:
-    """(what holds generation back, what to do)."""
-    generator, groups = now.generator, now.groups
-    load = 1.0 if generator.load is None else generator.load
-    out = [engine for engine in now.engines if engine.health == "out"]
-    settled = groups.trained + groups.filtered
-    if generator.num_waiting_for_ring or groups.limit == "room in the ring":
-        return "the ring is full", f"raise ring.bytes: a record takes {now.ring.mean_record_bytes:,.0f} bytes"
-    if out:
-        return f"{len(out)} of {len(now.engines)} engines are out", _last_error(out)
-    if generator.rewards_in_progress > max(generator.in_flight, now.run.samples_per_group):
-        scored = f"{generator.rewards_in_progress} samples wait for their reward"
-        return "rewards are the bottleneck", f"{scored}: raise reward.num_workers, or make the reward async"
-    if settled and groups.filtered > settled / 2:
-        rate = share(groups.filtered / settled)
-        return f"the filter rejects {rate}", "prompts of middling difficulty make more of the same engines"
-    if load >= FULL or generator.waiting_for_engines:
-        remedy = "add engines, or raise engine.max_concurrent_samples if they have room; shorten answers"
-        return "engines are the bottleneck", remedy
-    if groups.limit == "the staleness bound":
-        bound = f"rollout.staleness = {now.run.staleness}"
-        return "the staleness bound holds generation back", f"{bound}: raise it, or speed the engines up"
-    waits = [wait.what for wait in now.waits if wait.what.startswith("a batch")]
-    return "generation is the bottleneck", f"it waits for {waits[0]}" if waits else _remark(now)
+def stretch_of(now: Snapshot) -> Stretch:
+    """The last steps, as the rules want them."""
+    settled = now.groups.trained + now.groups.filtered
+    return Stretch(
+        spent=now.trainer.recent,
+        staleness=now.run.staleness,
+        load=now.generator.load,
+        filtered=now.groups.filtered / settled if settled else 0.0,
+        num_engines=len(now.engines),
+        holds=holds_of([now]),
+    )
 
 
 def _remark(now: Snapshot) -> str:
     """What is worth a look in a run that is well."""
-    recent, groups = now.trainer.recent, now.groups
+    groups = now.groups
     settled = groups.trained + groups.failed
     if settled and groups.failed > 0.05 * settled:
         worst = next((reason for reason in now.reasons if reason.outcome == "failed"), None)
         return f"{groups.failed} groups have failed" + (f": {worst.reason}" if worst else "")
-    if recent.total_s and recent.updating > 0.3 * recent.total_s:
-        return f"weight updates take {share(recent.updating / recent.total_s)} of the trainer's time"
     out = [engine for engine in now.engines if engine.health == "out"]
     if out:
         return f"{len(out)} of {len(now.engines)} engines are out: {_last_error(out)}"
     if now.generator.loop_gap_ms > 500:
         return f"the generator's loop hung for {now.generator.loop_gap_ms:.0f} ms: code of yours blocks it"
-    if now.generator.load is not None and now.generator.load < 0.5 and groups.limit == "the staleness bound":
+    if now.generator.load is not None and now.generator.load < 0.5 and groups.limit == AT_BOUND:
         return "the trainer is the bottleneck: engines stand still until it takes what the bound allows"
     return ""
 
@@ -174,17 +155,18 @@ def names(ranks: list[RankFigures], num_all: int) -> str:
 
 
 def _suspicious_s(now: Snapshot) -> float:
-    return max(LONG_S, LONG_STEPS * (_mean_step_s(now) or LONG_S))
+    return max(LONG_S, LONG_STEPS * (mean_step_s(now) or LONG_S))
 
 
-def _mean_step_s(now: Snapshot) -> float | None:
+def mean_step_s(now: Snapshot) -> float | None:
+    """Of all steps of this life of the hub."""
     spent = now.trainer.spent
     trained = now.totals.steps
     return (spent.total_s - now.trainer.since_s) / trained if trained else None
 
 
 def _step(now: Snapshot) -> str:
-    mean_s = _mean_step_s(now)
+    mean_s = mean_step_s(now)
     return "an unknown time" if mean_s is None else f"{seconds(mean_s)} on average"
 
 

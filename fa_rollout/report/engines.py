@@ -1,44 +1,9 @@
-"""What the run's metrics say of its engines. In: `metrics.jsonl`, if there is one. Out: a table in HTML.
-
-Invariant: the report needs no metrics; a file of another release is passed over.
-"""
+"""What the run's metrics say of its engines. In: engines as they were seen last. Out: a table in HTML."""
 
 from html import escape
-from pathlib import Path
-
-import msgspec
 
 from fa_rollout.observe.snapshot import EngineState
 from fa_rollout.report.words import number, seconds
-
-FILE_NAME = "metrics.jsonl"
-
-
-class _Run(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    run: _Run
-    engines: list[EngineState] = []
-
-
-def last_state(folder: Path, run: str) -> list[EngineState]:
-    """The engines as the last line with any of them tells."""
-    path = folder / FILE_NAME
-    if not path.is_file():
-        return []
-    decoder = msgspec.json.Decoder(_Line)
-    found: list[EngineState] = []
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                state = decoder.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if state.run.name == run and state.engines:
-                found = state.engines
-    return found
 
 
 def table(engines: list[EngineState]) -> str:

@@ -1,6 +1,6 @@
 """Numbers of a run, computed from its history. Pure.
 
-In: a `History`. Out: figures of each step, shares of the trainer's time, series over time, histograms.
+In: a `History`. Out: figures of each step, the trainer's time, series over time, histograms.
 Invariant: nothing is estimated: what the events do not tell is None or absent.
 
 A cycle of the trainer is from the first rank's request for a step to its request for the next one.
@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 
+from fa_rollout.observe.snapshot import TimeSpent
 from fa_rollout.records.history import History
 from fa_rollout.records.story import Group, Step
 
@@ -94,16 +95,14 @@ def _figures(history: History, step: Step, following_s: float | None, *, is_firs
     )
 
 
-def shares(steps: list[StepFigures]) -> dict[str, float]:
-    """Of the trainer's time since its first batch, by kind; empty without steps."""
-    spent = {
-        "train": sum(s.train for s in steps),
-        "wait": sum(s.idle for s in steps),
-        "update": sum(s.update for s in steps),
-        "other": sum(s.other for s in steps),
-    }
-    total = sum(spent.values())
-    return {kind: spent[kind] / total for kind in KINDS} if total > 0 else {}
+def spent(steps: list[StepFigures]) -> TimeSpent:
+    """The trainer's time since its first batch."""
+    return TimeSpent(
+        training=sum(s.train for s in steps),
+        waiting=sum(s.idle for s in steps),
+        updating=sum(s.update for s in steps),
+        outside=sum(s.other for s in steps),
+    )
 
 
 # --- over time -------------------------------------------------------------------------------------------

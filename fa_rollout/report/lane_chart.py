@@ -18,7 +18,7 @@ NAMES = {
     "write": "writes weights",
     "load": "engines load",
     "bubble": "stands still",
-    "work": "at work",
+    "work": "up",
     "evaluation": "evaluation",
 }
 MAX_SPANS = 300

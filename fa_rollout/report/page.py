@@ -5,12 +5,11 @@ from a run is escaped.
 """
 
 import datetime
-import json
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
+from fa_rollout.observe.bound import Level
 from fa_rollout.observe.snapshot import EngineState
 from fa_rollout.records.history import History
 from fa_rollout.records.story import ENDS
@@ -19,6 +18,7 @@ from fa_rollout.report import figures, pictures
 from fa_rollout.report.sample_cards import Shown, sample_cards
 from fa_rollout.report.summary import Summary
 from fa_rollout.report.words import number, seconds
+from fa_rollout.toml import written
 from fa_rollout.version import __version__
 
 MAX_WARNINGS = 40
@@ -49,7 +49,7 @@ def page(
                 "Where the trainer's time went",
                 f'<div class="box">{pictures.where_time_went(summary)}</div>',
             )
-            if summary.shares
+            if summary.spent.total_s > 0
             else "",
             _section("Timeline", f'<div class="wide">{pictures.timeline(summary)}</div>'),
             _section("Learning", _charts(pictures.reward(summary), pictures.lengths(summary))),
@@ -84,7 +84,7 @@ def _header(summary: Summary, title: str) -> str:
     history = summary.history
     if history.exit_code is None:
         badge = '<span class="badge live">no end on record: it goes on, or its hub was lost</span>'
-    elif summary.verdict.headline.startswith("The run ended early"):
+    elif summary.verdict.level is Level.BAD:
         badge = f'<span class="badge bad">exit code {history.exit_code}</span>'
     else:
         badge = f'<span class="badge good">{escape(history.ending)}</span>'
@@ -99,12 +99,10 @@ def _header(summary: Summary, title: str) -> str:
 
 def _verdict(summary: Summary) -> str:
     verdict = summary.verdict
-    is_bad = verdict.headline.startswith("The run ended early")
     advice = "".join(f"<li>{escape(text)}</li>" for text in verdict.advice)
     notes = "".join(f"<li>{escape(text)}</li>" for text in verdict.notes)
-    kind = "verdict bad" if is_bad else "verdict"
     return (
-        f'<section class="{kind}" aria-label="Verdict"><p>{escape(verdict.headline)}</p>'
+        f'<section class="verdict {verdict.level}" aria-label="Verdict"><p>{escape(verdict.headline)}</p>'
         f'<ul>{advice}</ul><ul class="notes">{notes}</ul></section>'
     )
 
@@ -115,6 +113,7 @@ def _tiles(summary: Summary) -> str:
     first, last = rewards[:tenth], rewards[-tenth:]
     wanted = (history.config.get("rollout") or {}).get("num_steps")
     trained = sum(step.trained_s is not None for step in history.steps.values())
+    idle = summary.spent.idle
     oldest = max((s.staleness_max for s in summary.steps if s.staleness_max is not None), default=None)
     working_s = sum(step.total for step in summary.steps)
     tiles = [
@@ -124,7 +123,11 @@ def _tiles(summary: Summary) -> str:
             f"{sum(last) / len(last):.3g}" if last else "–",
             f"from {sum(first) / len(first):.3g}, first and last tenth" if first else "",
         ),
-        ("Trainer idle", f"{summary.shares['wait']:.1%}" if summary.shares else "–", "waiting for samples"),
+        (
+            "Trainer idle",
+            "–" if idle is None else f"{idle:.1%}",
+            "waiting for samples",
+        ),
         ("Stalest sample", "–" if oldest is None else str(oldest), f"bound {summary.staleness}"),
         (
             "Tokens per second",
@@ -180,10 +183,5 @@ def _warnings(history: History) -> str:
 def _configuration(history: History) -> str:
     if not history.config:
         return ""
-    text = "\n\n".join(_table(name, keys) for name, keys in history.config.items() if isinstance(keys, dict))
+    text = written({name: keys for name, keys in history.config.items() if isinstance(keys, dict)})
     return f'<details class="box"><summary>as the hub had it</summary><pre>{escape(text)}</pre></details>'
-
-
-def _table(name: str, keys: dict[str, Any]) -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None]
-    return "\n".join([f"[{name}]", *lines])

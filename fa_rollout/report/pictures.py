@@ -20,9 +20,13 @@ _CLOSE_UP_STEPS = 6
 
 def where_time_went(summary: Summary) -> str:
     """One bar of the whole run, and one a step."""
-    shares = summary.shares
-    if not shares:
-        return ""
+    spent = summary.spent
+    shares = {
+        "train": spent.training / spent.total_s,
+        "wait": spent.waiting / spent.total_s,
+        "update": spent.updating / spent.total_s,
+        "other": spent.outside / spent.total_s,
+    }
     names = {
         "train": "training",
         "wait": "waiting for samples",

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from fa_rollout.launcher.ending import INTERRUPTED_CODES
+from fa_rollout.observe.bound import Holds, Stretch
+from fa_rollout.observe.snapshot import TimeSpent
 from fa_rollout.records.history import History
+from fa_rollout.records.story import ENDS
 from fa_rollout.report import figures
 from fa_rollout.report.figures import Series, StepFigures
 from fa_rollout.report.verdict import Facts, Verdict, judge
@@ -15,7 +18,8 @@ class Summary:
 
     history: History
     steps: list[StepFigures]
-    shares: dict[str, float]
+    spent: TimeSpent
+    """The trainer's, since its first batch."""
     over: Series
     staleness: int
     """The bound."""
@@ -36,26 +40,20 @@ class Summary:
         return [step.reward for step in self.steps if step.reward is not None]
 
 
-def summarize(history: History) -> Summary:
-    """Compute everything."""
+def summarize(history: History, holds: Holds | None = None) -> Summary:
+    """Compute everything; `holds`: what the metrics saw in the trainer's waits."""
     steps = figures.step_figures(history)
-    shares = figures.shares(steps)
     over = figures.series(history)
-    bound = int((history.config.get("rollout") or {}).get("staleness", 0))
-    books = history.books
+    stretch = _stretch(history, steps, over, holds or Holds())
     reasons = figures.reasons(history)
     failed = [kind for how, kind, _, _ in reasons if how == "failed"]
-    trained_s = sum(step.total for step in steps)
-    bubbles_s = sum(update.bubble_s for update in history.updates)
+    spent_s = stretch.spent.total_s
+    books = history.books
     facts = Facts(
-        shares=shares,
-        load=figures.load(history, steps, over, in_waits=False),
-        load_in_waits=figures.load(history, steps, over, in_waits=True),
-        away_share=figures.away_share(history, steps),
-        staleness=bound,
+        stretch=stretch,
         staleness_max=max((s.staleness_max for s in steps if s.staleness_max is not None), default=None),
-        bubble_share=bubbles_s / trained_s if trained_s > 0 else 0.0,
-        num_ended=sum(books.get(name, 0) for name in ("trained", "filtered", "failed", "dropped")),
+        bubble_share=sum(u.bubble_s for u in history.updates) / spent_s if spent_s > 0 else 0.0,
+        num_ended=sum(books.get(name, 0) for name in ENDS),
         num_filtered=books.get("filtered", 0),
         num_failed=books.get("failed", 0),
         worst_reason=failed[0] if failed else "",
@@ -63,7 +61,27 @@ def summarize(history: History) -> Summary:
         mistake=_mistake(history),
     )
     return Summary(
-        history=history, steps=steps, shares=shares, over=over, staleness=bound, verdict=judge(facts)
+        history=history,
+        steps=steps,
+        spent=stretch.spent,
+        over=over,
+        staleness=stretch.staleness,
+        verdict=judge(facts),
+    )
+
+
+def _stretch(history: History, steps: list[StepFigures], over: Series, holds: Holds) -> Stretch:
+    books = history.books
+    settled = books.get("trained", 0) + books.get("filtered", 0)
+    return Stretch(
+        spent=figures.spent(steps),
+        staleness=int((history.config.get("rollout") or {}).get("staleness", 0)),
+        load=figures.load(history, steps, over, in_waits=False),
+        load_in_waits=figures.load(history, steps, over, in_waits=True),
+        away=figures.away_share(history, steps),
+        filtered=books.get("filtered", 0) / settled if settled else 0.0,
+        num_engines=max((len(life.engines) for life in history.lives), default=0),
+        holds=holds,
     )
 
 

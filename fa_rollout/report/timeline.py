@@ -105,7 +105,7 @@ def _updates(history: History) -> list[Span]:
 
 
 def _engines(history: History) -> list[Span]:
-    """At work from the generator's readiness on, but for the bubbles of updates."""
+    """Up from the generator's readiness on, but for the bubbles of updates."""
     found = []
     bubbles = [
         (u.ended_s - u.bubble_s, u.ended_s, u.version)
@@ -119,11 +119,11 @@ def _engines(history: History) -> list[Span]:
         for start_s, stop_s, version in bubbles:
             if not at_s <= start_s <= end_s:
                 continue
-            found.append(Span(lane="engines", kind="work", name="at work", start_s=at_s, end_s=start_s))
+            found.append(Span(lane="engines", kind="work", name="up", start_s=at_s, end_s=start_s))
             name = f"stand still for version {version}"
             found.append(Span(lane="engines", kind="bubble", name=name, start_s=start_s, end_s=stop_s))
             at_s = stop_s
-        found.append(Span(lane="engines", kind="work", name="at work", start_s=at_s, end_s=max(at_s, end_s)))
+        found.append(Span(lane="engines", kind="work", name="up", start_s=at_s, end_s=max(at_s, end_s)))
     return found
 
 

@@ -10,7 +10,9 @@ from rich.text import Text
 
 from fa_rollout.observe.glyphs import ASCII, UNICODE, glyphs_for
 from fa_rollout.observe.screen import draw
-from fa_rollout.observe.snapshot import Reason, Snapshot, Wait, WarningText
+from fa_rollout.observe.snapshot import Reason, RunPhase, Snapshot, TimeSpent, Wait, WarningText
+from fa_rollout.observe.verdict import judge, mean_step_s
+from fa_rollout.observe.words import seconds
 from tests.observe.shots import changed, engine, healthy, step
 
 LONG = "a very long text that no terminal has room for " * 6
@@ -42,6 +44,25 @@ def test_everything_fits_and_the_verdict_comes_first(width: int, height: int, gl
         assert "healthy: trainer waits 2%" in lines[1]
         if chosen is ASCII:
             assert text.plain.isascii()
+
+
+def test_what_is_wrong_and_what_to_do_is_read_to_its_end_where_there_is_room() -> None:
+    slow = changed(healthy(), trainer={"recent": TimeSpent(waiting=40.0, training=60.0)})
+    verdict = judge(slow)
+    for width, height in ((40, 24), (80, 24), (120, 40)):
+        lines = draw(slow, [], width=width, height=height, glyphs=UNICODE).plain.split("\n")
+        head = " ".join(" ".join(lines[1 : lines.index("")]).split())
+        assert head.startswith(f"● {verdict.headline} {verdict.why[:50]}")
+        assert head.endswith("..." if width == 40 else verdict.why)
+    low = draw(slow, [], width=80, height=10, glyphs=UNICODE).plain.split("\n")
+    assert low[3] == "", "a low screen keeps its lines for the figures"
+
+
+def test_the_time_that_is_left_is_told_while_a_run_goes_on() -> None:
+    first = draw(healthy(), [], width=120, height=24, glyphs=UNICODE).plain.split("\n")[0]
+    assert f"left {seconds(150 * (mean_step_s(healthy()) or 0))}" in first
+    ending = changed(healthy(), run={"phase": RunPhase.ENDING})
+    assert "left" not in draw(ending, [], width=120, height=24, glyphs=UNICODE).plain.split("\n")[0]
 
 
 def test_the_usual_terminal_shows_every_section() -> None:

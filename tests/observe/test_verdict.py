@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.observe.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase, Wait
-from fa_rollout.observe.verdict import Level, judge
+from fa_rollout.observe.bound import Level
+from fa_rollout.observe.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase
+from fa_rollout.observe.verdict import judge
 from tests.observe.shots import changed, engine, healthy, rank
 
 WAITS_MUCH = {"recent": TimeSpent(waiting=12.0, training=16.0, updating=2.0)}
-HALF_BUSY = {"load": 0.5, "waiting_for_engines": 0}
 
 
 def test_a_healthy_run_is_told_with_its_two_shares() -> None:
@@ -31,46 +31,12 @@ def test_a_healthy_run_is_told_with_its_two_shares() -> None:
         ({"trainer": {"phase": TrainerPhase.ABSENT}}, Level.NOTE, "no trainer", "8 groups are ready"),
         ({"trainer": {"phase": TrainerPhase.ATTACHING, "num_missing": 3}}, Level.NOTE, "3 ranks", "for"),
         ({"trainer": {"recent": TimeSpent()}}, Level.NOTE, "first batch", "8 of 16"),
-        ({"trainer": WAITS_MUCH}, Level.WARN, "waits 40% for data: engines are the", "add engines"),
-        (
-            {"trainer": WAITS_MUCH, "generator": HALF_BUSY, "groups": {"limit": "the staleness bound"}},
-            Level.WARN,
-            "staleness bound",
-            "rollout.staleness = 2",
-        ),
-        (
-            {"trainer": WAITS_MUCH, "generator": HALF_BUSY | {"num_waiting_for_ring": 2}},
-            Level.WARN,
-            "ring is full",
-            "ring.bytes",
-        ),
-        (
-            {"trainer": WAITS_MUCH, "generator": HALF_BUSY | {"rewards_in_progress": 900}},
-            Level.WARN,
-            "rewards are the bottleneck",
-            "900 samples",
-        ),
+        ({"trainer": WAITS_MUCH}, Level.WARN, "waits 40% for data; held up by the engines", "Add engines"),
         (
             {"trainer": WAITS_MUCH, "groups": {"filtered": 1600}},
             Level.WARN,
-            "filter rejects 67%",
+            "the filter, which rejects 67%",
             "difficulty",
-        ),
-        (
-            {"trainer": WAITS_MUCH, "engines": [engine(1), engine(2, "out", last_error="reset")]},
-            Level.WARN,
-            "1 of 2 engines are out",
-            "reset",
-        ),
-        (
-            {
-                "trainer": WAITS_MUCH,
-                "generator": HALF_BUSY,
-                "waits": [Wait(who="all 2 ranks", what="a batch: 3 of 16 groups are ready", since_s=4.0)],
-            },
-            Level.WARN,
-            "generation is the bottleneck",
-            "3 of 16",
         ),
         ({"groups": {"failed": 90}, "reasons": [Reason(outcome="failed", reason="reward: timeout", count=90,
           last="reward: timeout: 60 s", age_s=1.0)]}, Level.OK, "healthy", "reward: timeout"),

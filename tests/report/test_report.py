@@ -1,7 +1,6 @@
 """The report's numbers are those of the events, its trace file is one that trace viewers read."""
 
 import json
-import math
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.cli import main
+from fa_rollout.observe.bound import Bound
 from fa_rollout.records.events import Event
 from fa_rollout.records.folder import launches
 from fa_rollout.records.history import History, histories
@@ -18,7 +18,6 @@ from fa_rollout.report import figures, trace
 from fa_rollout.report.page import page
 from fa_rollout.report.summary import summarize
 from fa_rollout.report.timeline import lanes, spans
-from fa_rollout.report.verdict import Bound
 from fa_rollout.report.words import clock, number, seconds, size, ticks, time_ticks
 from tests.records.conftest import GROUPS_PER_STEP, NUM_STEPS, SAMPLES_PER_GROUP, Recorded
 
@@ -45,8 +44,8 @@ def test_every_step_has_its_rewards_sizes_and_staleness(recorded: Recorded, hist
 
 def test_the_trainers_time_adds_up(history: History) -> None:
     steps = figures.step_figures(history)
-    shares = figures.shares(steps)
-    assert math.isclose(sum(shares.values()), 1.0)
+    spent = figures.spent(steps)
+    assert spent.total_s == pytest.approx(sum(step.total for step in steps))
     first, last = steps[0], steps[-1]
     whole = last.start_s + last.total - first.start_s
     assert sum(step.total for step in steps) + first.wait == pytest.approx(whole, rel=0.02, abs=0.05)

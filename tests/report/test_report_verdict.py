@@ -1,63 +1,39 @@
-"""The verdict names what the trainer's time went to, and what to change."""
+"""What the report's verdict says beyond the bound, whose rules are tested with the live view's."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fa_rollout.report.verdict import Bound, Facts, judge
+from fa_rollout.observe.bound import Bound, Level, Stretch
+from fa_rollout.observe.snapshot import Snapshot, TimeSpent, TrainerPhase
+from fa_rollout.report.looks import FILE_NAME, holds_in_waits, last_engines
+from fa_rollout.report.verdict import Facts, judge
+from tests.observe.shots import changed, engine, healthy
 
-SHARES = {"train": 0.95, "wait": 0.02, "update": 0.02, "other": 0.01}
-PLAIN: dict[str, Any] = {
-    "shares": SHARES,
-    "load": 0.9,
-    "load_in_waits": None,
-    "away_share": 0.0,
-    "staleness": 4,
-    "staleness_max": 3,
-    "bubble_share": 0.01,
-    "num_ended": 100,
-    "num_filtered": 0,
-    "num_failed": 0,
-}
+STRETCH = Stretch(
+    spent=TimeSpent(waiting=2.0, training=95.0, updating=2.0, outside=1.0), staleness=4, load=0.9
+)
 
 
 def facts(**changes: Any) -> Facts:
-    return Facts(**(PLAIN | changes))
+    return Facts(**({"stretch": STRETCH, "num_ended": 100} | changes))
 
 
-def shares(**changes: float) -> dict[str, float]:
-    rest = 1 - sum(changes.values())
-    return dict.fromkeys(SHARES, 0.0) | {"train": rest} | changes
+def test_a_run_that_trained_is_told_with_its_two_shares() -> None:
+    verdict = judge(facts())
+    assert (verdict.bound, verdict.level) == (Bound.TRAINING, Level.OK)
+    assert "at work 95% of its time" in verdict.headline
+    assert "waited for data 2%" in verdict.headline
+    assert verdict.notes == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "bound", "words"),
-    [
-        ({}, Bound.TRAINING, ["95%", "2%"]),
-        ({"load": 0.3}, Bound.TRAINING, ["30%", "fewer engines", "rollout.staleness"]),
-        ({"shares": {}}, Bound.NOTHING, ["No step"]),
-        ({"shares": shares(wait=0.4), "load_in_waits": 0.95}, Bound.ENGINES, ["40%", "95%", "engine.urls"]),
-        ({"shares": shares(wait=0.4)}, Bound.ENGINES, ["40%"]),
-        (
-            {"shares": shares(wait=0.4), "load_in_waits": 0.2},
-            Bound.ADMISSION,
-            ["40%", "20%", "rollout.staleness (now 4)"],
-        ),
-        ({"shares": shares(wait=0.4), "away_share": 0.8}, Bound.GENERATOR, ["40%", "80%"]),
-        ({"shares": shares(update=0.3)}, Bound.UPDATES, ["30%", "rollout.update_interval"]),
-        ({"shares": shares(other=0.5)}, Bound.OWN_CODE, ["50%", "begin_evaluation"]),
-        ({"shares": shares(wait=0.3, update=0.2)}, Bound.ENGINES, ["30%"]),
-        ({"mistake": "the hub was lost"}, Bound.TRAINING, ["ended early", "the hub was lost"]),
-    ],
-)
-def test_the_bound_is_named_with_its_number_and_its_key(
-    changes: dict[str, Any], bound: Bound, words: list[str]
-) -> None:
-    verdict = judge(facts(**changes))
-    assert verdict.bound is bound
-    said = " ".join([verdict.headline, *verdict.advice])
-    for word in words:
-        assert word in said
+def test_a_run_that_ended_early_is_bad_whatever_it_was_bound_by() -> None:
+    verdict = judge(facts(mistake="the hub was lost"))
+    assert (verdict.bound, verdict.level) == (Bound.TRAINING, Level.BAD)
+    assert verdict.headline.startswith("The run ended early: the hub was lost. Until then: healthy")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +43,7 @@ def test_the_bound_is_named_with_its_number_and_its_key(
         ({"num_filtered": 40}, ["40% of the groups were filtered"]),
         ({"bubble_share": 0.2}, ["20%"]),
         ({"num_generator_deaths": 1}, ["replaced once"]),
-        ({"staleness_max": 2}, ["2 versions old"]),
+        ({"staleness_max": 2}, ["2 versions old; the bound is 4"]),
     ],
 )
 def test_notes_say_what_else_there_was(changes: dict[str, Any], words: list[str]) -> None:
@@ -76,5 +52,24 @@ def test_notes_say_what_else_there_was(changes: dict[str, Any], words: list[str]
         assert word in said
 
 
-def test_a_quiet_run_has_no_notes() -> None:
-    assert judge(facts(staleness_max=None)).notes == []
+def test_looks_count_where_the_trainer_waited_and_those_of_other_releases_do_not(tmp_path: Path) -> None:
+    waiting = {"phase": TrainerPhase.WAITING}
+    full = changed(healthy(), groups={"limit": "room in the ring"})
+    lines = [
+        _line(changed(full, trainer=waiting)),
+        _line(changed(full, trainer=waiting, totals={"steps": 0})),  # start-up
+        _line(healthy()),  # it trains
+        _line(changed(healthy(), run={"name": "another"}, trainer=waiting)),
+        json.dumps({"run": {"name": healthy().run.name}, "steps": "of another release"}),
+        _line(changed(healthy(), engines=[engine(9)])),
+        _line(changed(healthy(), engines=[])),
+        '{"half',
+    ]
+    (tmp_path / FILE_NAME).write_text("\n".join(lines))
+    assert holds_in_waits(tmp_path, healthy().run.name).ring_full == 1.0
+    assert last_engines(tmp_path, healthy().run.name) == [engine(9)]
+    assert last_engines(tmp_path / "nowhere", "") == []
+
+
+def _line(now: Snapshot) -> str:
+    return msgspec.json.encode(now).decode()

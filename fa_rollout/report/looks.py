@@ -1,0 +1,44 @@
+"""What the run's metrics saw, look by look. In: `metrics.jsonl`, if there is one. Out: snapshots.
+
+Invariant: the report needs no metrics; a line of another release is passed over.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fa_rollout.observe.bound import Holds, holds_of
+from fa_rollout.observe.snapshot import EngineState, Snapshot, TrainerPhase
+
+FILE_NAME = "metrics.jsonl"
+
+
+def looks(folder: Path, run: str) -> Iterator[Snapshot]:
+    """The snapshots of one run, oldest first."""
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return
+    decoder = msgspec.json.Decoder(Snapshot)
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                now = decoder.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if now.run.name == run:
+                yield now
+
+
+def holds_in_waits(folder: Path, run: str) -> Holds:
+    """What held generation back while the trainer waited for data, its first wait left out."""
+    phase = TrainerPhase.WAITING
+    return holds_of(now for now in looks(folder, run) if now.trainer.phase is phase and now.totals.steps)
+
+
+def last_engines(folder: Path, run: str) -> list[EngineState]:
+    """The engines as the last look with any of them tells."""
+    found: list[EngineState] = []
+    for now in looks(folder, run):
+        found = now.engines or found
+    return found

@@ -1,0 +1,118 @@
+"""What a run's speed hangs on: rules that the live view and the report share."""
+
+from typing import Any
+
+import pytest
+
+from fa_rollout.observe.bound import (
+    Bound,
+    Holds,
+    Level,
+    Stretch,
+    bound_of,
+    holder,
+    holds_of,
+    level_of,
+    remedies,
+)
+from fa_rollout.observe.snapshot import TimeSpent
+from fa_rollout.observe.verdict import judge as judge_live
+from fa_rollout.report.verdict import Facts
+from fa_rollout.report.verdict import judge as judge_whole
+from tests.observe.shots import changed, engine, healthy
+
+
+def spent(**shares: float) -> TimeSpent:
+    """Of a hundred seconds; what is not named was training."""
+    return TimeSpent(**shares, training=100.0 - sum(shares.values()))
+
+
+def stretch(**changes: Any) -> Stretch:
+    return Stretch(**({"spent": spent(waiting=2.0), "staleness": 4, "load": 0.9} | changes))
+
+
+AT_BOUND = Holds(limit="the staleness bound")
+ONE_OUT = Holds(engines_out=1.0, out="1 of 2 engines, out: http://10.0.0.2:30000: refused")
+WAITS = {"spent": spent(waiting=40.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound", "level", "words"),
+    [
+        ({"spent": TimeSpent()}, Bound.NOTHING, Level.NOTE, ["samples that failed"]),
+        ({}, Bound.TRAINING, Level.OK, ["faster trainer"]),
+        (
+            {"load": 0.3, "num_engines": 2},
+            Bound.TRAINING,
+            Level.OK,
+            ["30%", "fewer engines", "rollout.staleness"],
+        ),
+        ({"spent": spent(waiting=5.0)}, Bound.TRAINING, Level.OK, []),
+        ({"spent": spent(waiting=6.0)}, Bound.ENGINES, Level.NOTE, ["90%"]),
+        (WAITS, Bound.ENGINES, Level.WARN, ["90% busy", "engine.urls", "max_concurrent_samples"]),
+        (WAITS | {"load": None}, Bound.ENGINES, Level.WARN, []),
+        (WAITS | {"load_in_waits": 0.2}, Bound.IN_FLIGHT, Level.WARN, ["20% busy", "rollout.staleness"]),
+        (WAITS | {"load": 0.2, "holds": Holds(queueing=1.0)}, Bound.ENGINES, Level.WARN, []),
+        (WAITS | {"load": 0.2, "holds": AT_BOUND}, Bound.STALENESS, Level.WARN, ["= 4", "20% busy"]),
+        (WAITS | {"holds": Holds(ring_full=0.6)}, Bound.RING, Level.WARN, ["ring.bytes"]),
+        (WAITS | {"holds": Holds(ring_full=0.4)}, Bound.ENGINES, Level.WARN, []),
+        (WAITS | {"holds": Holds(scoring=1.0)}, Bound.REWARDS, Level.WARN, ["reward.num_workers"]),
+        (WAITS | {"holds": ONE_OUT}, Bound.ENGINES_OUT, Level.WARN, ["1 of 2 engines"]),
+        (WAITS | {"filtered": 0.7}, Bound.FILTER, Level.WARN, ["70%", "difficulty"]),
+        (WAITS | {"away": 0.8}, Bound.GENERATOR, Level.WARN, ["80%"]),
+        ({"spent": spent(updating=30.0)}, Bound.UPDATES, Level.NOTE, ["30%", "rollout.update_interval"]),
+        ({"spent": spent(outside=50.0)}, Bound.OUTSIDE, Level.NOTE, ["50%", "begin_evaluation"]),
+        ({"spent": spent(waiting=30.0, updating=20.0)}, Bound.ENGINES, Level.WARN, []),
+    ],
+)  # fmt: skip
+def test_the_bound_is_named_with_its_number_and_its_key(
+    changes: dict[str, Any], bound: Bound, level: Level, words: list[str]
+) -> None:
+    found = stretch(**changes)
+    assert bound_of(found) is bound
+    assert level_of(bound, found) is level
+    said = " ".join([holder(bound, found), *remedies(bound, found)])
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize("bound", list(Bound))
+def test_every_bound_has_a_remedy_and_all_but_two_a_holder(bound: Bound) -> None:
+    assert remedies(bound, stretch())
+    assert bool(holder(bound, stretch())) is (bound not in (Bound.NOTHING, Bound.TRAINING))
+
+
+def test_one_engine_is_not_told_to_become_fewer() -> None:
+    assert "fewer engines" not in " ".join(remedies(Bound.TRAINING, stretch(load=0.3, num_engines=1)))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.97])
+@pytest.mark.parametrize("limit", ["", "the staleness bound", "room in the ring"])
+@pytest.mark.parametrize("waiting", [0.0, 5.0, 15.0, 40.0])
+def test_the_live_view_and_the_report_say_the_same_of_the_same_run(
+    load: float, limit: str, waiting: float
+) -> None:
+    now = changed(
+        healthy(),
+        trainer={"recent": spent(waiting=waiting)},
+        generator={"load": load, "waiting_for_engines": 0},
+        groups={"limit": limit},
+    )
+    whole = stretch(
+        spent=spent(waiting=waiting), load=load, staleness=2, num_engines=2, holds=holds_of([now])
+    )
+    live, told = judge_live(now), judge_whole(Facts(stretch=whole))
+    assert live.level is told.level
+    if told.level is not Level.OK:
+        assert holder(told.bound, whole) in live.headline
+        assert holder(told.bound, whole) in told.headline
+        assert live.why == " ".join(told.advice)
+
+
+def test_looks_are_counted_as_shares() -> None:
+    full = changed(healthy(), groups={"limit": "room in the ring"})
+    lost = changed(healthy(), engines=[engine(1), engine(2, "out", last_error="refused")])
+    holds = holds_of([full, full, full, lost])
+    assert (holds.ring_full, holds.engines_out, holds.limit) == (0.75, 0.25, "room in the ring")
+    assert holds.out == "1 of 2 engines, out: http://10.0.0.2:30000: refused"
+    assert holds_of([]) == Holds()
