@@ -18,7 +18,6 @@ trainer stand still together: `allowed` is the same with the bubbles that were m
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.host import host
+from benchmarks.launching import run_to_its_end
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
@@ -172,7 +172,7 @@ def measure(mode: Mode, *, num_steps: int, train_s: float = TRAIN_S) -> dict[str
         trainer = [sys.executable, "-m", "benchmarks.endtoend", "--trainer", str(folder / "seen.json")]
         trainer += ["--train", str(train_s), *(["--one-step-off"] if mode.one_step_off else [])]
         command = [sys.executable, "-m", "fa_rollout.cli", "run", str(config), "--", *trainer]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        run_to_its_end(command, folder / "run.log")
         share = utilisation.end()
         return _figures(json.loads((folder / "seen.json").read_text()), share, train_s)
 

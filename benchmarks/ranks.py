@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from benchmarks.host import host
+from benchmarks.launching import run_to_its_end
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
@@ -100,7 +101,7 @@ def measure(num_ranks: int, num_steps: int) -> dict[str, float]:
         config = _write_config(folder, engine.url, num_ranks, num_steps)
         command = [sys.executable, "-m", "fa_rollout.cli", "run", str(config), "--"]
         command += [sys.executable, "-m", "benchmarks.ranks", "--folder", name, "--ranks", str(num_ranks)]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        run_to_its_end(command, folder / "run.log")
         notes = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
     counted = [step for note in notes for step in note["steps"][NUM_WARM:]]
     begin_s, end_s = (min(values) for values in zip(*(note["hub_s"] for note in notes), strict=True))

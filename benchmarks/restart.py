@@ -9,9 +9,13 @@ the generator in the middle. Times are from the kill, on the clock of the event 
     ready       the next life has its data, its tokenizer and the engines
     dispatched  the first group of the next life has left for an engine
     trainer     the longest wait for a batch, from the kill on, beside the longest before it
+    backlog     steps of groups that were finished at the kill: how many, how many of them were handed over
+                while no generator was ready, and the share of their time that the trainer waited for data
+    update      the longest weight update from the kill on, which needs a generator to reach the engines
 
-Rows: plain user code; a reward that imports torch; a custom generate function that imports torch; each with
-and without a spare, a process that stands ready to take over (`run.spare_generator`).
+Rows: plain user code; a reward that imports torch; a custom generate function that imports torch; the same
+reward with an update every fourth step, so that the trainer needs nothing but the backlog. Each with and
+without a spare, a process that stands ready to take over (`run.spare_generator`).
 """
 
 import argparse
@@ -30,6 +34,7 @@ from typing import Any
 import psutil
 
 from benchmarks.host import host
+from benchmarks.launching import failure
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
@@ -62,6 +67,7 @@ class Row:
     name: str
     imports: str = ""
     generate: bool = False
+    update_interval: int = 1
     spare: bool = True
 
 
@@ -71,6 +77,7 @@ def rows(*, quick: bool) -> list[Row]:
         {"name": "plain"},
         {"name": "torch in the reward", "imports": "import torch"},
         {"name": "torch in generate", "imports": "import torch", "generate": True},
+        {"name": "update every 4", "imports": "import torch", "update_interval": 4},
     ]
     return [Row(**kind, spare=spare) for kind in kinds[: 1 if quick else None] for spare in (True, False)]
 
@@ -79,18 +86,24 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def train(output: Path) -> None:
-    """Train every step, and write down when each batch was asked for and when it came."""
+    """Train every step; a line each for the batch that came, and for the update behind it."""
+
+    def note(**values: float) -> None:
+        notes.write(json.dumps(values) + "\n")
+        notes.flush()
+
     with TrainerHook.attach() as hook, output.open("a") as notes:
         while True:
             asked_s = time.monotonic()
             try:
                 with hook.next_batch() as batch:
-                    got_s = time.monotonic()
-                    notes.write(json.dumps({"step": batch.step, "asked_s": asked_s, "got_s": got_s}) + "\n")
-                    notes.flush()
+                    note(step=batch.step, asked_s=asked_s, got_s=time.monotonic())
                     time.sleep(TRAIN_S)
-                with hook.update_weights():
-                    pass
+                if hook.step % hook.run.update_interval == 0:
+                    entered_s = time.monotonic()
+                    with hook.update_weights():
+                        pass
+                    note(entered_s=entered_s, left_s=time.monotonic())
             except EndOfData:
                 return
 
@@ -108,43 +121,66 @@ def measure(row: Row) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name, ScriptedEngine.start(script) as engine:
         folder = Path(name)
         config = _write_config(folder, row, engine.url)
-        notes = folder / "steps.jsonl"
+        notes, log = folder / "steps.jsonl", folder / "run.log"
         command = [sys.executable, "-m", "fa_rollout.cli", "run", str(config)]
         command += ["--", sys.executable, "-m", "benchmarks.restart", "--trainer", str(notes)]
         path = os.pathsep.join([str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path}
-        launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
+        with log.open("wb") as file:
+            launcher = subprocess.Popen(command, stderr=file, env=environment)
         try:
-            _await(lambda: len(_lines(notes)) > KILL_AT_STEP)
+            _await(lambda: len(_steps(notes)) > KILL_AT_STEP)
             killed_s = time.monotonic()
             _generator(launcher.pid).kill()
-            assert launcher.wait(_DEADLINE_S) == 0, f"a run must end well, found code {launcher.returncode}"
+            if launcher.wait(_DEADLINE_S) != 0:
+                raise RuntimeError(failure(launcher.returncode, log))
         finally:
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait(_DEADLINE_S)
-        return _figures(_lines(folder / "events.jsonl"), _lines(notes), killed_s)
+        return _figures(row, _lines(folder / "events.jsonl"), _lines(notes), killed_s)
 
 
-def _figures(events: list[dict[str, Any]], steps: list[dict[str, Any]], killed_s: float) -> dict[str, float]:
+def _figures(
+    row: Row, events: list[dict[str, Any]], notes: list[dict[str, Any]], killed_s: float
+) -> dict[str, float]:
     after = [event for event in events if event["t"] >= killed_s]
-
-    def first(kind: str) -> float:
-        return float(next(event["t"] for event in after if event["event"] == kind) - killed_s)
-
-    waits = [(step["got_s"] - step["asked_s"], step["got_s"] >= killed_s) for step in steps[2:]]
     counts = events[-1]["counts"]
     assert counts["failed"] == counts["dropped"] == 0, counts
+
+    def first(kind: str, since_s: float = 0.0) -> float:
+        times = (event["t"] - killed_s for event in after if event["event"] == kind)
+        return float(next(t for t in times if t >= since_s))
+
+    ready_s = first("generator_ready")
+    waits = [(step["got_s"] - step["asked_s"], step["got_s"] >= killed_s) for step in notes if "step" in step]
+    updates = [note["left_s"] - note["entered_s"] for note in notes if note.get("left_s", 0.0) >= killed_s]
     return {
         "noticed_s": first("generator_died"),
-        "ready_s": first("generator_ready"),
-        "dispatched_s": next(
-            event["t"] - killed_s
-            for event in after
-            if event["event"] == "dispatched" and event["t"] - killed_s > first("generator_ready")
-        ),
+        "ready_s": ready_s,
+        # Between two updates the window may be used up: then no group is to be started.
+        **({"dispatched_s": first("dispatched", ready_s)} if row.update_interval == 1 else {}),
         "trainer_waited_s": max(wait for wait, is_after in waits if is_after),
-        "before_s": max(wait for wait, is_after in waits if not is_after),
+        "before_s": max(wait for wait, is_after in waits[2:] if not is_after),
+        **_backlog(events, notes, killed_s, ready_s),
+        "update_s": max(updates),
+    }
+
+
+def _backlog(
+    events: list[dict[str, Any]], notes: list[dict[str, Any]], killed_s: float, ready_s: float
+) -> dict[str, float]:
+    """What was trained of the groups that were finished when the generator was killed."""
+    finished = {e["group"] for e in events if e["event"] == "committed" and e["t"] < killed_s}
+    composed = [e for e in events if e["event"] == "composed" and e["t"] >= killed_s]
+    steps = {e["step"] for e in composed if finished >= set(e["groups"])}
+    waits_s = [note["got_s"] - note["asked_s"] for note in notes if note.get("step") in steps]
+    early = [e for e in composed if e["step"] in steps and e["t"] < killed_s + ready_s]
+    assert steps, "a step must be left in the ring at the kill: nothing is shown else"
+    return {
+        "backlog_steps": len(steps),
+        "backlog_steps_without_generator": len(early),
+        "backlog_idle": sum(waits_s) / (sum(waits_s) + TRAIN_S * len(steps)),
     }
 
 
@@ -160,6 +196,10 @@ def _await(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "a run must reach its first steps"
         time.sleep(0.02)
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    return [line for line in _lines(path) if "step" in line]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -178,6 +218,7 @@ def _write_config(folder: Path, row: Row, url: str) -> Path:
             "groups_per_step": GROUPS_PER_STEP,
             "samples_per_group": SAMPLES_PER_GROUP,
             "staleness": STALENESS,
+            "update_interval": row.update_interval,
         },
         "reward": {"function": "user_code:reward"},
         "engine": {"urls": [url], "tokenizer": str(folder / "model")},
@@ -205,7 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = [measure(row) for _ in range(1 if options.quick else 3)]
         figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         worst = {
-            f"{name}_max": max(run[name] for run in runs) for name in ("dispatched_s", "trainer_waited_s")
+            f"{name}_max": max(run[name] for run in runs)
+            for name in ("dispatched_s", "trainer_waited_s")
+            if name in figures
         }
         results.append(asdict(row) | {"results": figures | worst})
         shown = " ".join(f"{name}={value:.3f}" for name, value in (figures | worst).items())
