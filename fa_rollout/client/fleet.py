@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 
 from fa_rollout.client import control
 from fa_rollout.client.address import AddressError, engine_url
@@ -63,11 +64,7 @@ class Fleet:
         """
         if self._router is None or time.monotonic() < self._listed_at + _WORKERS_AGE_S:
             return self.engines
-        answer = await self._router.call("GET", "/workers")
-        try:
-            urls = [engine_url(worker["url"]) for worker in answer["workers"]]
-        except (KeyError, TypeError, AddressError) as error:
-            raise ControlFailed(f"{self._router.url}/workers must list urls, found {answer}") from error
+        urls = [worker.url for worker in await _workers(self._router)]
         if not urls:
             raise ControlFailed(f"the router {self._router.url} must have workers, found none")
         known = {engine.url: engine for engine in self.engines}
@@ -211,10 +208,9 @@ class Fleet:
             ControlFailed: it does not answer.
         """
         assert self._router is not None, "only a router has a list"
-        answer = await self._router.call("GET", "/workers")
-        for worker in answer.get("workers", []):
-            if engine_url(worker["url"]) == url:
-                await self._router.call("DELETE", f"/workers/{worker['id']}")
+        for worker in await _workers(self._router):
+            if worker.url == url:
+                await self._router.call("DELETE", f"/workers/{worker.id}")
         self.engines = [engine for engine in self.engines if engine.url != url]
         self._listed_at = -_WORKERS_AGE_S
 
@@ -261,10 +257,9 @@ class Fleet:
         if self._router is None:
             return True
         try:
-            workers = (await self._router.call("GET", "/workers")).get("workers", [])
+            return any(worker.is_healthy for worker in await _workers(self._router))
         except ControlFailed:
             return False
-        return any(worker.get("is_healthy", True) for worker in workers if isinstance(worker, dict))
 
     async def await_router(self) -> None:
         """A router answers 503 until its next health check has seen that a worker runs again."""
@@ -289,6 +284,28 @@ class Fleet:
         for engine, error in failed.items():
             self.on_lost(engine, error)
         return done
+
+
+class _Worker(msgspec.Struct):
+    """An entry of a router's list."""
+
+    url: str
+    id: str = ""
+    is_healthy: bool = True
+
+
+async def _workers(router: Engine) -> list[_Worker]:
+    """A router's list.
+
+    Raises:
+        ControlFailed: it does not answer, or with no list of addresses.
+    """
+    answer = await router.call("GET", "/workers")
+    try:
+        workers = msgspec.convert(answer.get("workers"), list[_Worker])
+        return [msgspec.structs.replace(worker, url=engine_url(worker.url)) for worker in workers]
+    except (msgspec.ValidationError, AddressError) as error:
+        raise ControlFailed(f"{router.url}/workers must list urls, found {answer}: {error}") from error
 
 
 async def _outcome(work: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | ControlFailed:

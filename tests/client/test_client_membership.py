@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
 from fa_rollout.client.errors import EngineUnavailable
@@ -289,3 +290,22 @@ def test_two_wishes_for_one_engine_make_one_engine(engines: list[ScriptedEngine]
         assert len(pool.engines) == 2
 
     run_with([first.url], work)
+
+
+@pytest.mark.parametrize("said", ['{"workers":null}', '{"workers":[3]}', '{"workers":[{"url":"a:b:c:d"}]}'])
+def test_a_list_of_workers_that_cannot_be_read_is_a_router_that_does_not_answer(said: str) -> None:
+    unreadable = Rule(path="/workers", status=200, body=said)
+
+    async def work(pool: EnginePool) -> None:
+        router.configure(rules=[replace(unreadable, times=3), Rule(rid="-r", status=503, times=2)])
+        assert_true(await ask(pool))
+        assert len([r for r in router.requests() if r.path == "/workers"]) > 3
+        router.configure(rules=[unreadable])
+        with pytest.raises(ControlFailed, match="must list urls"):
+            await pool._fleet.strike_off(engine.url)
+
+    with (
+        ScriptedEngine.start(Script(lengths=Lengths(tokens=8))) as engine,
+        ScriptedEngine.start(Script(workers=[engine.url])) as router,
+    ):
+        run_with([router.url], work, router=True)
