@@ -81,7 +81,14 @@ class Hub:
             lineage=secrets.token_hex(4),
             recording=None if config.run.replay is None else replay.read(config.run.replay),
         )
-        log.write("began", run=run, lineage=self.core.lineage, time_s=time.time(), config=to_dict(config))
+        log.write(
+            "began",
+            run=run,
+            lineage=self.core.lineage,
+            time_s=time.time(),
+            folder=str(Path.cwd()),
+            config=to_dict(config),
+        )
         self._states = States(self.core)
         self._restarts = Restarts(self.core)
         shards = Shards(self.core, is_fed=fed is not None)

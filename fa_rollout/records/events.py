@@ -21,6 +21,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     time_s: float | None = None
     """Unix time, of `began`."""
+    folder: str = ""
+    """That paths of the configuration are relative to."""
     config: dict[str, Any] = {}
     lineage: str = ""
     group: int | None = None

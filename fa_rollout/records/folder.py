@@ -57,9 +57,11 @@ def tokenizer_of(history: History, folder: str | None) -> Tokenizer:
         NoRecords: the run's configuration names none.
     """
     engine = history.config.get("engine") or {}
-    found = folder or engine.get("tokenizer") or engine.get("model")
+    found = engine.get("tokenizer") or engine.get("model")
+    if folder is not None:
+        return Tokenizer.load(folder)
     if found is None:
         raise NoRecords(
             "the run's configuration names no tokenizer (the engines told it): give --tokenizer FOLDER"
         )
-    return Tokenizer.load(found)
+    return Tokenizer.load(str(Path(history.folder, found)))

@@ -25,6 +25,8 @@ class History:
     """Unix time of `began_s`."""
     last_s: float = 0.0
     """Of the latest event."""
+    folder: str = ""
+    """That paths of the configuration are relative to."""
     config: dict[str, Any] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
@@ -73,10 +75,16 @@ def histories(events: Iterable[Event]) -> list[History]:
     found: list[History] = []
     for event in events:
         if event.event == "began":
-            found.append(History(began_s=event.t, run=event.run, time_s=event.time_s, config=event.config))
+            found.append(_begun(event))
         if found:
             found[-1].fold(event)
     return found
+
+
+def _begun(event: Event) -> History:
+    return History(
+        began_s=event.t, run=event.run, time_s=event.time_s, folder=event.folder, config=event.config
+    )
 
 
 # --- the events ------------------------------------------------------------------------------------------

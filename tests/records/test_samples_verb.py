@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fa_rollout.cli import main
 from fa_rollout.records.folder import launches, tokenizer_of
+from fa_rollout.records.history import History
 from fa_rollout.records.samples import Choice, Fate, select
 from fa_rollout.records.view import show
 from tests.records import user_code
@@ -66,6 +67,17 @@ def test_tool_tokens_are_masked_and_their_text_is_the_tools(
     console = Console(file=out, width=100)
     show(console, chosen, tokenizer_of(history, None), is_full=True)
     assert f"⟦{user_code.TOOL_OUTPUT}⟧" in out.getvalue()
+
+
+def test_a_tokenizer_is_found_from_any_folder(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = launches(recorded.folder)[-1]
+    assert Path(history.folder) == Path.cwd(), "where the run was started"
+    whole = Path(history.config["engine"]["tokenizer"])
+    relative = History(folder=str(whole.parent), config={"engine": {"tokenizer": whole.name}})
+    monkeypatch.chdir(tmp_path)
+    assert list(tokenizer_of(relative, None).encode("a1")) == list(tokenizer_of(history, None).encode("a1"))
 
 
 def test_orders_and_filters_hold(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,3 +76,10 @@ def test_the_page_is_whole_on_a_desk_and_on_a_phone_in_light_and_in_the_dark(
         assert colours is not None
         assert len(colours) > 100, "a page that is not blank"
     assert papers[True] != papers[False]
+
+
+def test_a_long_word_does_not_widen_a_phone(recorded: Recorded, tmp_path: Path) -> None:
+    path, nowhere = tmp_path / "report.html", tmp_path / ("long" * 40)
+    assert main(["report", str(recorded.folder), "--output", str(path), "--tokenizer", str(nowhere)]) == 0
+    look = asyncio.run(looks(path))[390, False]
+    assert Image.open(io.BytesIO(look.png)).width == 390
