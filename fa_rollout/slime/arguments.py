@@ -114,7 +114,7 @@ def shows_samples(args: Any) -> bool:
     slime's reward models by `--rm-type` read texts, and its dynamic filters rewards.
     """
     paths = [args.custom_generate_function_path, args.custom_rm_path, args.rollout_all_samples_process_path]
-    paths += args.rollout_sample_hook_path or []
+    paths += getattr(args, "rollout_sample_hook_path", None) or []
     if not (args.dynamic_sampling_filter_path or "").startswith(_OWN_FILTERS):
         paths.append(args.dynamic_sampling_filter_path)
     return any(path is not None for path in paths)

@@ -81,7 +81,11 @@ class HubChild:
             self._channel.flush()
 
     def hear(self) -> list[m.Message]:
-        """What the hub said; nothing once it is gone, which the hook tells, with the reason."""
+        """What the hub said; nothing once it is gone, which the hook tells.
+
+        Raises:
+            HubLost: it stood still, and was ended.
+        """
         self._ask_whether_it_lives()
         try:
             self._channel.flush()
@@ -93,7 +97,7 @@ class HubChild:
         return [message for message in messages if not isinstance(message, m.Pong)]
 
     def _ask_whether_it_lives(self) -> None:
-        """A hub that stands still has no other sign; once it is ended, the hook tells that it is gone."""
+        """A hub that stands still has no other sign."""
         if self._hook is None or self._channel.is_closed:
             return
         if self._heartbeat.is_due(time.monotonic()):
@@ -101,6 +105,10 @@ class HubChild:
         if self._heartbeat.silent_s > SILENCE_LIMIT_S and self._child.exit_code is None:
             logger.error("event=hub_silent limit_s=%.0f pid=%d", SILENCE_LIMIT_S, self._child.pid)
             self._child.signal(signal.SIGKILL)
+            raise HubLost(
+                f"the hub (process {self._child.pid}) must answer while the manager waits; it answered "
+                f"nothing for {SILENCE_LIMIT_S:.0f} s and was ended: somebody stopped it, or memory is short"
+            )
 
     def wait(self, timeout_s: float) -> None:
         """Until the hub says something, on either socket, or ends; at most so long."""

@@ -1,6 +1,10 @@
 """`fa_rollout.entry` in slime's hands: whole groups, once each, true to the engine, within the bound."""
 
 import inspect
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,10 @@ from slime.utils.types import Sample
 import fa_rollout
 from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, ScriptedEngine
-from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, flat, train_async
+from fa_rollout.launcher.running import all_running
+from fa_rollout.observe.observer import Observer
+from fa_rollout.slime import rollout
+from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, flat, train_async, update
 
 Engines = Callable[..., tuple[list[ScriptedEngine], str]]
 
@@ -95,6 +102,34 @@ def test_evaluation_runs_in_the_manager_while_rollouts_are_in_flight(
     assert [rewards for _, rewards in seen] == [[0.5]] * 3
     assert seen[0][0] > 0, "training rollouts were running while the evaluation was made"
     assert sorted(manager.trained) == list(range(12))
+
+
+def test_another_terminal_finds_the_run_and_its_engines(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines(tokens_per_s=3.0)
+    manager = Manager(arguments(tmp_path, router))
+    update(made, 1)
+    manager.generate(0)
+    (running,) = [one for one in all_running() if one.pid == os.getpid()]
+    observer = Observer(running)
+    try:
+        seen = observer.snapshot(10.0)
+        while not any(engine.now.num_done >= 8 and engine.now.in_flight for engine in seen.engines):
+            time.sleep(0.1)
+            seen = observer.snapshot(10.0)
+    finally:
+        observer.close()
+    assert seen.run.name == running.run
+    assert seen.groups.trained == 4
+    (front,) = seen.engines
+    assert front.url == router
+    assert front.health == "ok"
+    assert seen.generator.tokens_total >= sum(sample.response_length for sample in manager.samples)
+    words = [sys.executable, "-m", "fa_rollout.cli", "top", "--once", str(os.getpid())]
+    top = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert top.returncode == 0, top.stderr
+    assert running.run[:8] in top.stdout
+    rollout.close()
+    assert not [one for one in all_running() if one.pid == os.getpid()]
 
 
 def test_arrays_are_an_option_and_masks_stay_lists(tmp_path: Path, engines: Engines) -> None:

@@ -1,8 +1,10 @@
 """What breaks is told, or is repaired, and no group is lost: errors of user code, deaths, resumes."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.slime.kit import (
     train_sync,
     update,
 )
-from trainer_hook.errors import GeneratorFailed
+from trainer_hook.errors import GeneratorFailed, HubLost
 
 Engines = Callable[..., tuple[list[ScriptedEngine], str]]
 
@@ -206,6 +208,31 @@ def test_save_and_resume_train_every_prompt_once(
     everything = trained + second.trained
     assert len(everything) == len(set(everything)) == 40
     assert set(everything) == set(range(40)), "the prompts that were under way at the checkpoint come first"
+
+
+def test_a_hub_that_stands_still_is_ended_and_told_while_the_manager_waits(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fa_rollout.slime.hub.SILENCE_LIMIT_S", 3.0)
+    made, router = engines(tokens_per_s=1.0)
+    manager = Manager(arguments(tmp_path, router))
+    update(made, 1)
+    below: list[psutil.Process] = []
+
+    def freeze() -> None:
+        while made[0].state()["num_running"] == 0:
+            time.sleep(0.05)
+        below.extend(psutil.Process().children(recursive=True))
+        (hub,) = children("fa_rollout.hub")
+        hub.send_signal(signal.SIGSTOP)
+
+    freezer = threading.Thread(target=freeze)
+    freezer.start()
+    with pytest.raises(HubLost, match="answered nothing for 3 s"):
+        manager.generate(0)
+    freezer.join()
+    ours = [p for p in below if made[0].process.pid != p.pid]
+    assert not [p for p in psutil.wait_procs(ours, timeout=10)[1] if "fa_rollout.slime" in str(p.cmdline())]
 
 
 def test_hub_and_generator_end_with_the_manager_however_it_ends(tmp_path: Path, engines: Engines) -> None:
