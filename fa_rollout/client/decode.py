@@ -49,6 +49,7 @@ class Span(msgspec.Struct):
 class Meta(msgspec.Struct):
     """The part of `meta_info` that is used."""
 
+    id: str | None = None
     finish_reason: Finish | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -67,16 +68,25 @@ _REST = msgspec.json.Decoder(_Rest)
 _Columns = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Meta, bytes]
 
 
-def decode_reply(body: bytes, *, engine: str = "", partial: bool = False) -> Completion:
+def decode_reply(
+    body: bytes, *, engine: str = "", wire_id: str | None = None, partial: bool = False
+) -> Completion:
     """The completion that a whole answer holds.
 
     With `partial` an answer cut off in mid-stream counts as aborted.
 
+    Args:
+        wire_id: of the request. Engines tell it again, some with a word of their own around it.
+
     Raises:
-        InvalidReply: no JSON, keys missing, lengths or ids in conflict, or a log-probability that is none.
+        InvalidReply: no JSON, keys missing, lengths or ids in conflict, a log-probability that is none, or
+            the answer to another request.
     """
     try:
         columns = _fast(body) or _plain(body)
+        told = columns[2].id
+        if wire_id is not None and told is not None and wire_id not in told:
+            raise InvalidReply(f"an answer must be of request {wire_id}, found one of {told}")
         return _completion(columns, engine, partial)
     except InvalidReply as error:
         raise InvalidReply(f"{error} (engine {engine or 'unknown'})") from None

@@ -160,7 +160,7 @@ class Sender:
             return self._cut_off(call, flight, last_event)
         except HttpFailure as failure:
             may_run = failure.may_run
-            return self._salvage(last_event, call, lane, failure)
+            return self._salvage(last_event, call, flight, failure)
         finally:
             call.flight = None
             self.flights.land(flight, may_run=may_run)
@@ -179,7 +179,7 @@ class Sender:
         lane.window.grow()
         await self.turnstile.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
         try:
-            completion = decode_reply(body, engine=lane.url)
+            completion = decode_reply(body, engine=lane.url, wire_id=flight.wire_id)
             self._check(call, completion)
         except InvalidReply as error:
             self.books.fail(lane.url, FailureClass.INVALID, str(error))
@@ -204,20 +204,21 @@ class Sender:
         """The wire was cut: the engine did not give back an aborted request within the grace."""
         silence = _Expired(f"no answer within {self.policy.request_timeout_s:g} s")
         if flight.is_expired:
-            return self._salvage(last_event, call, flight.lane, silence)
+            return self._salvage(last_event, call, flight, silence)
         try:
-            return self._salvage(last_event, call, flight.lane, silence)
+            return self._salvage(last_event, call, flight, silence)
         except _Expired:
             return empty_abort(flight.lane.url)
 
     def _salvage(
-        self, last_event: LastEvent | None, call: Call, lane: Lane, failure: HttpFailure
+        self, last_event: LastEvent | None, call: Call, flight: Flight, failure: HttpFailure
     ) -> Completion:
         """What a broken stream brought, as an abort; without any true token the failure stands."""
+        lane, wire_id = flight.lane, flight.wire_id
         if last_event is None or not last_event.payload:
             raise failure
         try:
-            completion = decode_reply(last_event.payload, engine=lane.url, partial=True)
+            completion = decode_reply(last_event.payload, engine=lane.url, wire_id=wire_id, partial=True)
             self._check(call, completion)
         except InvalidReply as error:
             self.books.fail(lane.url, FailureClass.INVALID, str(error))

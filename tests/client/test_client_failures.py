@@ -134,15 +134,18 @@ def test_an_answer_that_is_not_true_is_refused_with_its_reason_and_not_asked_for
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
+        ({"meta": {"id": "another"}}, "must be of request .*-r.*, found one of another"),
         ({"meta": {"prompt_tokens": len(PROMPT) - 1}}, f"all {len(PROMPT)} prompt ids, found 39 taken"),
         (
             {"output_ids": [11, 32000], "meta": {"output_token_logprobs": [[-1, 11], [-1, 32000]]}},
-            "below 32000",
+            "below 32000, found 32000",
         ),
     ],
 )
-def test_an_answer_to_another_prompt_or_of_no_token_of_the_model_is_refused(told: Any, reason: str) -> None:
-    meta = {"prompt_tokens": len(PROMPT)} | told.get("meta", {})
+def test_an_answer_to_another_request_or_prompt_or_of_no_token_of_the_model_is_refused(
+    told: Any, reason: str
+) -> None:
+    meta = {"id": None, "prompt_tokens": len(PROMPT)} | told.get("meta", {})
     with faulty(Rule(rid="-r", body=body(**told | {"meta": meta}).decode())) as engine:
 
         async def work(pool: EnginePool) -> None:
