@@ -64,5 +64,7 @@ def _list(connection: Connection) -> None:
     for engine in answer.value["engines"]:
         now = engine["now"]
         words = [engine["url"], engine["health"], f"{now['in_flight']}/{now['capacity']} requests"]
-        words += [f"version {now['version']}", now["last_error"]]
+        words += [f"version {now['version']}"]
+        if engine["health"] != "ok":
+            words.append(now["last_error"])
         print("  ".join(words).rstrip())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
 from tests.launcher.processes import Launch
@@ -49,8 +50,8 @@ class Run(Launch):
         path = self.folder / "steps.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def reached(self, step: int) -> None:
-        self.until(lambda: len(self.steps) >= step, timeout_s=60)
+    def reached(self, step: int, timeout_s: float = 60) -> None:
+        self.until(lambda: len(self.steps) >= step, timeout_s)
 
     def hold(self, *, is_held: bool = True) -> None:
         """No step ends while this is so."""
@@ -164,3 +165,33 @@ def test_several_embedded_engines_serve_a_run(start: Callable[..., Run], tmp_pat
     run.until(lambda: run.engines("list").stdout.count("ok") == 2)
     run.hold(is_held=False)
     run.assert_complete()
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("router", [False, True], ids=["direct", "router"])
+def test_a_launched_sglang_that_dies_comes_back_and_serves_again(
+    start: Callable[..., Run], tmp_path: Path, router: bool
+) -> None:
+    run = start(
+        engine={"model": str(tmp_path / "model"), "router": router},
+        launch={
+            "server": "sglang",
+            "python": interpreter(),
+            "number": 2,
+            "arguments": [*CPU_SETTINGS],
+            "environment": cpu_environment(threads=1),
+        },
+    )
+    run.reached(3, timeout_s=240)
+    servers = [p for p in run.seen.values() if p.is_running() and "sglang.launch_server" in p.cmdline()]
+    servers = [p for p in servers if "fa_rollout.engines.supervisor" not in p.cmdline()]
+    assert len(servers) == 2
+    servers[0].kill()
+    run.hold()
+    run.until(lambda: "weights_renewed" in run.stderr, timeout_s=240)
+    run.hold(is_held=False)
+    run.assert_complete()
+    lives = [log.read_text().split("server is fired up") for log in sorted(tmp_path.glob("engine-?.log"))]
+    assert sorted(map(len, lives)) == [2, 3], "one of two was started again"
+    assert "POST /generate" in max(lives, key=len)[-1]

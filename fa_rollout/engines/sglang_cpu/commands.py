@@ -11,6 +11,12 @@ from pathlib import Path
 from fa_rollout.engines.service import HOST, Service, ServiceError, free_port
 
 VENV_VARIABLE = "FA_ROLLOUT_SGLANG_VENV"
+# The warm-up is an English sentence, which a small tokenizer need not know; health checks do the same.
+CPU_SETTINGS = (
+    *("--device", "cpu", "--tp", "1", "--attention-backend", "torch_native", "--disable-cuda-graph"),
+    *("--dtype", "float32", "--max-total-tokens", "32768", "--mem-fraction-static", "0.3"),
+    *("--max-running-requests", "256", "--skip-server-warmup"),
+)
 
 
 class SGLangError(ServiceError):
@@ -40,22 +46,24 @@ def interpreter() -> str:
 
 def server(model: Path, *, port: int, threads: int, options: Sequence[str] = ()) -> Service:
     """A server of one model; `options` overrule what is said here."""
-    # The warm-up is an English sentence, which a small tokenizer need not know; health checks do the same.
-    settings = """--device cpu --tp 1 --attention-backend torch_native --disable-cuda-graph --dtype float32
-        --max-total-tokens 32768 --mem-fraction-static 0.3 --max-running-requests 256 --skip-server-warmup"""
     place = ["--model-path", str(model.absolute()), "--host", HOST, "--port", str(port)]
     return Service(
         name="SGLang",
-        command=[interpreter(), "-m", "sglang.launch_server", *place, *settings.split(), *options],
+        command=[interpreter(), "-m", "sglang.launch_server", *place, *CPU_SETTINGS, *options],
         url=f"http://{HOST}:{port}",
         health_path="/health",
-        environment={
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": str(threads),
-        },
+        environment=cpu_environment(threads),
     )
+
+
+def cpu_environment(threads: int) -> dict[str, str]:
+    """Variables of a server without a GPU that may use so many threads."""
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(threads),
+    }
 
 
 def router(worker_urls: Sequence[str], *, port: int, options: Sequence[str] = ()) -> Service:
