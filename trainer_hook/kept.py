@@ -1,6 +1,7 @@
 """What a checkpoint keeps of groups that are not trained: finished records, begun samples with their tokens.
 
-In: groups. Out: one block of bytes: a magic word, the length of the index, the index, the data of each group.
+In: groups. Out: one block of bytes: a magic word, the length of the index, the index, the data of each group
+behind its checksum.
 Invariant: what is read back is what was kept, bit for bit; a block that is none of this release is refused,
 and nothing of it is used.
 """
@@ -18,9 +19,11 @@ import numpy.typing as npt
 from trainer_hook.errors import HookStateError
 from trainer_hook.messages import Commit, KeptEntry, KeptKind
 
-_MAGIC = b"FaK1"
+_MAGIC = b"FaK2"
 _PREFIX = struct.Struct("<4sII")
 """Magic, length of the index, crc32 of the index."""
+_CHECKSUM = struct.Struct("<I")
+"""crc32 of what follows it."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -93,12 +96,13 @@ class KeptGroup:
         else:
             kind = KeptKind.PARTIAL
             versions = [version for sample in kept.samples for version, _ in sample.spans]
+        encoded = _ENCODER.encode(kept)
         return cls(
             group=group,
             kind=kind,
             oldest_version=min(versions),
             newest_version=max(versions),
-            data=_ENCODER.encode(kept),
+            data=_CHECKSUM.pack(zlib.crc32(encoded)) + encoded,
         )
 
 
@@ -177,7 +181,9 @@ def read(path: str, entry: KeptEntry) -> Kept:
     """
     with open(path, "rb") as file:
         file.seek(entry.offset)
-        data = file.read(entry.length)
+        checksum, data = file.read(_CHECKSUM.size), file.read(entry.length - _CHECKSUM.size)
+    if checksum != _CHECKSUM.pack(zlib.crc32(data)):
+        raise ValueError(f"what was kept of group {entry.group} must be as it was written, it has changed")
     if entry.kind is KeptKind.RECORD:
         return msgspec.msgpack.decode(data, type=KeptRecord)
     return msgspec.msgpack.decode(data, type=KeptPartial)
