@@ -234,12 +234,13 @@ def _check_whole(meta: Meta, ids: npt.NDArray[np.int32], kind: str, partial: boo
     """An answer that lost tokens at either end, ids and log-probabilities alike, contradicts its own counts.
 
     So does an event of a stream that brings new tokens alone. Of one aborted in the queue the end is missing.
+    Without a count the stop token alone says where the end is.
     """
     told, found = meta.completion_tokens, len(ids)
     if told is not None and (told < found or (told > found and (kind != "abort" or partial))):
         raise InvalidReply(f"an answer must have all of its {told} completion_tokens, found {found} ids")
     matched = meta.finish_reason.matched if meta.finish_reason else None
-    if kind == "stop" and isinstance(matched, int) and (not found or ids[-1] != matched):
+    if told is None and kind == "stop" and isinstance(matched, int) and (not found or ids[-1] != matched):
         raise InvalidReply(
             f"an answer stopped by token {matched} must end with it, found {ids[-3:].tolist()}"
         )

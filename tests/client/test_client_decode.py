@@ -99,7 +99,10 @@ def test_a_log_probability_that_is_none_is_refused_with_its_place(value: Any, fo
         ({"meta": {"prompt_tokens": "four"}}, "unknown form"),
         ({"meta": {"completion_tokens": 3}}, "all of its 3 completion_tokens, found 2 ids"),
         ({"meta": {"completion_tokens": 1}}, "all of its 1 completion_tokens, found 2 ids"),
-        ({"meta": {"finish_reason": {"type": "stop", "matched": 9}}}, "stopped by token 9 must end with it"),
+        (
+            {"meta": {"completion_tokens": None, "finish_reason": {"type": "stop", "matched": 9}}},
+            "stopped by token 9 must end with it",
+        ),
     ],
 )
 def test_an_answer_in_conflict_with_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
