@@ -16,6 +16,8 @@ from fa_rollout.client.policy import FailurePolicy, classify_status
 from fa_rollout.client.stream import LastEvent, StreamError
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
+_TAKEN = "Duplicate request ID"
+"""What SGLang calls an id that a running request has."""
 _JSON = {"Content-Type": "application/json"}
 _LARGE_BODY_BYTES = 1 << 19  # beyond this aiohttp sends in pieces, so that the loop is not held up
 
@@ -51,7 +53,10 @@ class Engine:
             async with self._session.post(self._generate_url, data=data, headers=headers) as response:
                 if response.status != 200:
                     text = (await response.read())[:500].decode(errors="replace")
-                    raise HttpFailure(classify_status(response.status), f"{response.status} {text}")
+                    # No id is used twice here: a router tried again, and the first try may run still.
+                    is_taken = response.status == 400 and _TAKEN in text
+                    failure = FailureClass.TRANSIENT if is_taken else classify_status(response.status)
+                    raise HttpFailure(failure, f"{response.status} {text}", may_run=is_taken)
                 if last_event is None:
                     return await response.read()
                 return await _read_stream(response, last_event)

@@ -53,6 +53,21 @@ def test_what_the_engine_refuses_is_sent_once_and_opens_no_circuit() -> None:
         assert len(sent(engine)) == 21
 
 
+def test_an_id_that_a_router_sent_twice_is_let_go_of_and_another_is_sent() -> None:
+    said = '{"error":{"message":"Duplicate request ID detected: x"}}'
+    with faulty(Rule(rid="-r", status=400, body=said, times=1)) as engine:
+
+        async def work(pool: EnginePool) -> Completion:
+            completion = await ask(pool)
+            await until(lambda: bool(sent(engine, "/abort_request")))
+            return completion
+
+        assert_true(run_with(engine, work))
+        first, second = (r.rid for r in sent(engine))
+        assert first != second
+        assert [r.body["rid"] for r in sent(engine, "/abort_request")] == [first]
+
+
 def test_a_socket_that_the_server_dropped_when_idle_costs_nothing() -> None:
     with faulty(idle_timeout_s=0.3) as engine:
 
