@@ -57,12 +57,6 @@ class LoopChannel:
             await self._news.wait()
         return self._messages.popleft()
 
-    def receive_all(self) -> list[bytes]:
-        """The messages that have come, without waiting."""
-        messages = list(self._messages)
-        self._messages.clear()
-        return messages
-
     def _readable(self) -> None:
         try:
             self._messages += self.channel.read_ready()

@@ -91,10 +91,6 @@ class Flights:
             flight.is_aborting = True
             self._background.spawn(self._abort_until_landed(flight))
 
-    def oldest(self) -> Flight | None:
-        """The flight that has been in the air longest."""
-        return next(iter(self._aloft.values()), None)
-
     def oldest_few(self, count: int) -> list[Flight]:
         """Those that have been in the air longest, the oldest first."""
         return list(islice(self._aloft.values(), count))

@@ -63,9 +63,7 @@ class PoolStatistics:
     is_paused: bool
     paused_s: float
     """Time that this pool's pauses have taken in all."""
-    oldest_rid: str | None
     oldest_age_s: float
-    oldest_url: str | None
     slowest: tuple[FlightAge, ...]
     """A few that have been in the air longest, the oldest first."""
 
@@ -133,7 +131,11 @@ def take_statistics(
     books: Books, dispatcher: Dispatcher, flights: Flights, clock: ActiveClock
 ) -> PoolStatistics:
     """A pool's picture from its parts."""
-    oldest, now_s = flights.oldest(), time.monotonic()
+    now_s = time.monotonic()
+    slowest = tuple(
+        FlightAge(rid=flight.rid, url=flight.lane.url, age_s=now_s - flight.started_s)
+        for flight in flights.oldest_few(_NUM_SLOWEST)
+    )
     return PoolStatistics(
         lanes=tuple(books.lane(lane) for lane in dispatcher.lanes),
         num_in_flight=sum(lane.in_flight for lane in dispatcher.lanes),
@@ -142,11 +144,6 @@ def take_statistics(
         num_aborts_undelivered=flights.num_aborts_undelivered,
         is_paused=clock.is_stopped,
         paused_s=clock.lost_s,
-        oldest_rid=oldest.rid if oldest else None,
-        oldest_age_s=now_s - oldest.started_s if oldest else 0.0,
-        oldest_url=oldest.lane.url if oldest else None,
-        slowest=tuple(
-            FlightAge(rid=flight.rid, url=flight.lane.url, age_s=now_s - flight.started_s)
-            for flight in flights.oldest_few(_NUM_SLOWEST)
-        ),
+        oldest_age_s=slowest[0].age_s if slowest else 0.0,
+        slowest=slowest,
     )

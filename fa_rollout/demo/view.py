@@ -37,7 +37,6 @@ class View:
         self._started_s = time.monotonic()
         self._is_live = console.is_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if self._is_live else None
-        self._last_line_s = self._started_s
         self._header_shown = False
 
     def tick(self) -> None:

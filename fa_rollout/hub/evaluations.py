@@ -54,11 +54,6 @@ class Evaluations:
         self._last = 0
         self._generator_is_up = False
 
-    @property
-    def num_open(self) -> int:
-        """Evaluations that are not over."""
-        return sum(not evaluation.is_over for evaluation in self._open.values())
-
     # --- what ranks ask ---------------------------------------------------------------------------
 
     def begin(self, rank: Attachment, message: m.Evaluate) -> None:

@@ -40,8 +40,6 @@ class History:
     """Ranks that came and left, checkpoints that were loaded."""
     left_s: list[float] = field(default_factory=list)
     """When a rank left: what comes after is another life of the trainer, or the end."""
-    num_returned: int = 0
-    """Times a group was given back."""
     fatal: str | None = None
     exit_code: int | None = None
     """None while it runs, or where the hub did not live to tell."""
@@ -125,7 +123,6 @@ def _returned(history: History, event: Event) -> None:
         return
     group = _group(history, event)
     group.place, group.reason = "queued", event.reason
-    history.num_returned += 1
 
 
 def _back_to_committed(history: History, names: list[int]) -> None:

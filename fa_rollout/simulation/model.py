@@ -78,7 +78,6 @@ class _Run:
     def finish(self, key: tuple[int, int], oldest: int, event: simpy.Event) -> None:
         name, attempt = key
         if self.rng.random() < self.scenario.rejection:
-            self.outcome.num_rejected += 1
             self.settle(name, attempt, Settlement.FILTERED)
         else:
             self.flow.commit(self.record(name, attempt, oldest))

@@ -30,7 +30,6 @@ class Outcome:
     drawn_lengths: list[int] = field(default_factory=list)
     """Of each group when it was first started; unbiased training has the same mean."""
     dropped_lengths: list[int] = field(default_factory=list)
-    num_rejected: int = 0
     num_restarts: int = 0
     duration_s: float = 0.0
     utilisation: float = 0.0

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.data.order import epoch_order
+from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.engines.scripted import EOS_ID, expected_ids, expected_logprobs, sequence_key
 from tests.chaos.job import (
@@ -128,8 +129,6 @@ def _is_of_rising_branches(found: FloatArray, wanted: list[FloatArray]) -> bool:
 
 
 def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    from fa_rollout.data.row import Row
-
     row = Row(prompt=text, label=None, metadata={}, tools=None)
     return [int(token) for token in tokenizer.encode_prompt(row, chat_template=None)]
 

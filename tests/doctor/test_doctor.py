@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,6 @@ def test_features_of_both_ages_of_the_protocol_are_found(protocol: Any, is_new: 
 
 
 def test_a_pause_of_somebody_elses_is_told_and_not_ended(scripted: ScriptedEngine) -> None:
-    import urllib.request
-
     body = urllib.request.Request(f"{scripted.url}/pause_generation", data=b"{}", method="POST")
     body.add_header("Content-Type", "application/json")
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(body, timeout=30).close()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
@@ -88,8 +89,6 @@ def test_wheel_tells_its_terms_and_its_needs(built: Path) -> None:
 
 
 def test_page_of_the_installation_shows_what_comes_along() -> None:
-    import tomllib
-
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     (tree,) = re.findall(r"```text\nfa-rollout\n(.*?)```", page, flags=re.S)
     shown = {line.split()[1].lower() for line in tree.splitlines() if re.match(r"[├└]", line)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from embedded_client import CHARACTERS, VOCAB_SIZE, Client, connect, output_logprobs, reference_logprobs
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fa_rollout.engines.embedded.incremental_text import IncrementalText
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
@@ -346,8 +346,6 @@ def test_the_server_tells_about_itself(shared_engine: EmbeddedEngine) -> None:
 
 
 def test_text_that_grows_token_by_token_is_the_text_of_all_tokens() -> None:
-    from tokenizers import decoders, models, pre_tokenizers
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
