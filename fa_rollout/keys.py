@@ -1,7 +1,7 @@
 """The configuration's keys, for people: what each is called, takes and means.
 
-In: `config`, the only definition. Out: one `Key` each, in its order. The reference page, the flags of the
-command line and their help are made from these.
+In: `config.sections`, the only definition. Out: one `Key` each, in its order. The reference page, the flags
+of the command line and their help are made from these.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from fa_rollout import config
+from fa_rollout.config import sections as definition
 
 _WORDS = {
     "str": "text",
@@ -75,7 +75,7 @@ class Section:
 @cache
 def sections() -> tuple[Section, ...]:
     """All of them."""
-    tree = ast.parse(inspect.getsource(config))
+    tree = ast.parse(inspect.getsource(definition))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     return tuple(
         Section(
@@ -83,7 +83,7 @@ def sections() -> tuple[Section, ...]:
             doc=inspect.getdoc(field.type) or "",
             keys=tuple(_keys(field.name, field.type, classes[field.type.__name__])),
         )
-        for field in msgspec.structs.fields(config.Config)
+        for field in msgspec.structs.fields(definition.Config)
     )
 
 
