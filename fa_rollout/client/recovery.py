@@ -209,8 +209,9 @@ class Recovery:
 
         What follows this must not wait before it acts on it: an update may begin.
         """
-        # A health check of a paused SGLang blocks, and marks it as unhealthy.
-        return not self.must_wait and await self._is_well(engine) and not self.is_changing
+        # A health check of a paused SGLang blocks, and marks it as unhealthy. One that is in once the others
+        # have emptied their caches would keep what it computed under its old weights.
+        return not self.must_wait and await self._is_well(engine) and not self.must_wait
 
     @property
     def must_wait(self) -> bool:
