@@ -52,6 +52,10 @@ class Finding:
         return f"{self.severity} ({self.check}): {self.text}\n    fix: {self.fix}"
 
 
+def _error(check: str, text: str, fix: str) -> Finding:
+    return Finding(severity=Severity.ERROR, check=check, text=text, fix=fix)
+
+
 def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
     """All checks for a run on this machine, errors first."""
     findings = [
@@ -102,14 +106,8 @@ def check_descriptors(num_concurrent: int, limit: int | None = None) -> list[Fin
     needed = num_concurrent + _FDS_BESIDE_REQUESTS
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return []
-    return [
-        Finding(
-            severity=Severity.ERROR,
-            check="descriptors",
-            text=f"{num_concurrent} concurrent samples need {needed} open files, and the limit is {limit}",
-            fix=f"ulimit -n {needed}, or lower engine.max_concurrent_samples",
-        )
-    ]
+    text = f"{num_concurrent} concurrent samples need {needed} open files, and the limit is {limit}"
+    return [_error("descriptors", text, f"ulimit -n {needed}, or lower engine.max_concurrent_samples")]
 
 
 def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Finding]:
@@ -136,12 +134,12 @@ def check_reward(path: str, search_path: Sequence[str]) -> list[Finding]:
     forms = "package.module.function or package.module:function"
     module, separator, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not separator or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module) or not attribute:
-        return [_reward_error(f"reward.function must be {forms}, found {path!r}", "write it in that form")]
+        return [_error("reward", f"reward.function must be {forms}, found {path!r}", "write it in that form")]
     missing = _missing_module(module, search_path)
     if missing is None:
         return []
     text = f"reward.function = {path!r}: no module {missing!r} in the current folder or in what is installed"
-    return [_reward_error(text, "start in the folder that holds it, set PYTHONPATH, or install it")]
+    return [_error("reward", text, "start in the folder that holds it, set PYTHONPATH, or install it")]
 
 
 def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
@@ -188,7 +186,7 @@ def check_data(pattern: str, *, key: str = "data.path") -> list[Finding]:
         text, fix = f"{key} = {pattern!r}: {len(found)} files, all empty", "put prompts in"
     else:
         return []
-    return [Finding(severity=Severity.ERROR, check="data", text=text, fix=fix)]
+    return [_error("data", text, fix)]
 
 
 def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> list[Finding]:
@@ -210,7 +208,8 @@ def check_metrics(metrics: Metrics) -> list[Finding]:
         ("wandb_project", metrics.wandb_project, "wandb", "wandb"),
     )
     findings = [
-        _metrics_error(
+        _error(
+            "metrics",
             f"metrics.{key} needs the package {module}, and it is not installed",
             f"pip install 'fa-rollout[{extra}]', or remove the key",
         )
@@ -230,12 +229,8 @@ def _check_port(host: str, port: int) -> list[Finding]:
             sock.bind((host, port))
         except OSError as error:
             text = f"metrics.prometheus_port must be free on {host}, found {port}: {error.strerror or error}"
-            return [_metrics_error(text, "choose another; each run on a machine needs one of its own")]
+            return [_error("metrics", text, "choose another; each run on a machine needs one of its own")]
     return []
-
-
-def _metrics_error(text: str, fix: str) -> Finding:
-    return Finding(severity=Severity.ERROR, check="metrics", text=text, fix=fix)
 
 
 def check_output(folder: str | None) -> list[Finding]:
@@ -248,14 +243,8 @@ def check_output(folder: str | None) -> list[Finding]:
         with tempfile.TemporaryFile(dir=above):
             return []
     except OSError as error:
-        return [
-            Finding(
-                severity=Severity.ERROR,
-                check="output",
-                text=f"run.output_dir = {folder!r} must take files, and {above} does not ({error.strerror})",
-                fix="name a folder that is yours, or change its permissions",
-            )
-        ]
+        text = f"run.output_dir = {folder!r} must take files, and {above} does not ({error.strerror})"
+        return [_error("output", text, "name a folder that is yours, or change its permissions")]
 
 
 def check_launch(config: Config) -> list[Finding]:
@@ -267,13 +256,9 @@ def check_launch(config: Config) -> list[Finding]:
     program = python if launch.command is None else launch.command[0].replace("{python}", python)
     if shutil.which(program):
         return []
+    text = f"engines are started by {program!r}, and there is no such program"
     return [
-        Finding(
-            severity=Severity.ERROR,
-            check="launch",
-            text=f"engines are started by {program!r}, and there is no such program",
-            fix="name the interpreter of the environment that holds SGLang in launch.python",
-        )
+        _error("launch", text, "name the interpreter of the environment that holds SGLang in launch.python")
     ]
 
 
@@ -285,27 +270,13 @@ def check_command(command: Sequence[str]) -> list[Finding]:
     """The trainer's program must exist."""
     if not command or shutil.which(command[0]):
         return []
-    return [
-        Finding(
-            severity=Severity.ERROR,
-            check="command",
-            text=f"the trainer's command starts with {command[0]!r}, and no such program is on PATH",
-            fix="mend the name, or activate the environment that has it",
-        )
-    ]
-
-
-def _reward_error(text: str, fix: str) -> Finding:
-    return Finding(severity=Severity.ERROR, check="reward", text=text, fix=fix)
+    text = f"the trainer's command starts with {command[0]!r}, and no such program is on PATH"
+    return [_error("command", text, "mend the name, or activate the environment that has it")]
 
 
 def _model_error(key: str, folder: str, file: str) -> Finding:
-    return Finding(
-        severity=Severity.ERROR,
-        check="model",
-        text=f"{key} = {folder!r} must be a folder that holds {file}, and it does not",
-        fix="give the folder that the model was saved to",
-    )
+    text = f"{key} = {folder!r} must be a folder that holds {file}, and it does not"
+    return _error("model", text, "give the folder that the model was saved to")
 
 
 def _is_bypassed(host: str, environment: Mapping[str, str]) -> bool:
