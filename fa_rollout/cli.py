@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
         log_level.pass_on(options.log_level)
         return int(options.call(options, command))
-    except (FaRolloutError, OSError) as error:
+    except OSError as error:
+        _refuse(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except FaRolloutError as error:
         _refuse(str(error))
 
 

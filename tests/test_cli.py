@@ -54,11 +54,33 @@ def test_the_configuration_that_help_shows_is_accepted(
         (["demo", "--steps", "0"], "at least 1"),
         (["rn"], "run"),
         ([], "COMMAND"),
+        (["run", "empty.toml"], "[data] must be given, found none; `fa-rollout-proc run --help`"),
+        (["config", "table.toml"], "rollout must be a table, found a whole number"),
+        (
+            ["config", "good.toml", "--rollout.staleness", "x"],
+            "rollout.staleness must be a whole number, found",
+        ),
+        (["replay", "nowhere.jsonl", "good.toml"], "run.replay: the log nowhere.jsonl cannot be read"),
+        (["replay", "empty.toml", "good.toml"], "run.replay must name the events.jsonl of a run"),
+        (["report", "over", "--output", "nowhere/page.html"], "nowhere/page.html: No such file"),
+        (["top", "over"], "over holds a run that is over: fa-rollout-proc report over"),
+        (["simulate", "--engines", "0"], "at least 1, found '0'"),
+        (["simulate", "--lengths", "nowhere"], "found nowhere: No such file"),
     ],
 )
 def test_a_mistake_is_code_two_and_one_message(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.toml").touch()
+    Path("table.toml").write_text("rollout = 3\n[data]\npath = 'x'\n[reward]\nfunction = 'a:b'\n")
+    Path("good.toml").write_text("\n".join(EXAMPLE.splitlines()[2:]))
+    Path("over").mkdir()
+    Path("over/events.jsonl").write_text('{"t": 1.0, "event": "began", "run": "r", "config": {}}\n')
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2

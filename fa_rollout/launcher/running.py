@@ -23,6 +23,7 @@ from trainer_hook.connection import Connection, error_named
 from trainer_hook.messages import PROTOCOL, Hello, Refused, decode, encode
 
 NOTE = "run.json"
+EVENTS = "events.jsonl"
 CONNECT_S = 10.0
 
 
@@ -97,9 +98,15 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
         return found[0]
     wanted = "a run" if run is None else f"a run {run!r}"
     if not found:
-        raise NoRun(f"{wanted} must go on here, found none of this user's in {run_base()}")
+        raise NoRun(f"{wanted} must go on here, found none of this user's in {run_base()}{_over(run)}")
     shown = "".join(f"\n  {describe(running)}" for running in found)
     raise NoRun(f"{wanted} must be the only one, found {len(found)}; name one of{shown}")
+
+
+def _over(run: str | None) -> str:
+    """What to do where the folder of a run is meant that is over."""
+    is_over = run is not None and (Path(run) / EVENTS).is_file()
+    return f"; {run} holds a run that is over: fa-rollout-proc report {run}" if is_over else ""
 
 
 def describe(running: Running) -> str:

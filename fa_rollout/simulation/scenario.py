@@ -48,9 +48,8 @@ def lengths_of_file(path: Path, high: int) -> Lengths:
     try:
         numbers = [int(line) for line in path.read_text(encoding="utf-8").split()]
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"lengths must be a file of whole numbers, one a line, found {path}: {error}"
-        ) from None
+        found = getattr(error, "strerror", None) or error
+        raise ConfigError(f"lengths must be whole numbers, one a line, found {path}: {found}") from None
     if not numbers or min(numbers) < 1:
         raise ConfigError(f"lengths must be 1 or more, found {min(numbers, default='none')} in {path}")
     return lambda rng, group, num_samples: [min(high, n) for n in rng.choices(numbers, k=num_samples)]

@@ -12,12 +12,10 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "completion",
         help="print a script that makes a shell complete this command",
         description=(
-            "bash:  fa-rollout-proc completion bash >\n"
-            "           ~/.local/share/bash-completion/completions/fa-rollout-proc\n"
-            "zsh:   fa-rollout-proc completion zsh > DIR/_fa-rollout-proc\n"
-            "           where $fpath has DIR before compinit is called\n"
-            "fish:  fa-rollout-proc completion fish >\n"
-            "           ~/.config/fish/completions/fa-rollout-proc.fish"
+            "Where the script belongs; for zsh, $fpath must have the folder before compinit is called:\n"
+            "  fa-rollout-proc completion bash > ~/.local/share/bash-completion/completions/fa-rollout-proc\n"
+            "  fa-rollout-proc completion zsh > ~/.zfunc/_fa-rollout-proc\n"
+            "  fa-rollout-proc completion fish > ~/.config/fish/completions/fa-rollout-proc.fish"
         ),
         formatter_class=argparse.RawTextHelpFormatter,
     )

@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_keys=True)
 
 
+def positive(text: str) -> int:
+    """The type of options that count something."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1, found {text!r}")
+    return int(text)
+
+
 def configuration(options: argparse.Namespace) -> Config:
     """The file's configuration, changed by what the command line says.
 

@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from fa_rollout.verbs.configured import positive
+
 _MODEL_HELP = """tiny: two layers from random weights, about a minute; smollm2: SmolLM2-135M-Instruct,
 slow on a CPU"""
 _ENGINE_HELP = """embedded, sglang (a real one on the CPU, see scripts/sglang_cpu), or sglang:URL of a running
@@ -23,7 +25,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--steps", type=_positive, metavar="N", help="optimizer steps (default: the task's own)"
+        "--steps", type=positive, metavar="N", help="optimizer steps (default: the task's own)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of weights, prompts and sampling")
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny", help=_MODEL_HELP)
@@ -38,9 +40,3 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from fa_rollout.demo.main import demo
 
     return demo(options)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, found {text!r}")
-    return int(text)

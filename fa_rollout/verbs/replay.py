@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from fa_rollout.hub.replay import read
 from fa_rollout.verbs.configured import add_arguments, configuration
 from fa_rollout.verbs.run import start
 
@@ -31,4 +32,5 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Run, and return the exit code."""
     config = configuration(options)
+    read(options.log)  # what is no log is refused here, before anything is started
     return start(replace(config, run=replace(config.run, replay=options.log)), command)

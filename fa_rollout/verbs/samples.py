@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from fa_rollout.verbs.configured import positive
+
 _DESCRIPTION = """\
 Shows samples of a run: prompt and answer as text, the parts that are not trained in ⟦ ⟧, where a weight
 version begins as ‹v3›, rewards, lengths, and what became of each: the step that trained it and how stale it
@@ -42,9 +44,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         fates.add_argument(f"--{name}", dest="fates", action="append_const", const=name)
     parser.add_argument("--step", type=int, metavar="N", help="those that this step trained")
     parser.add_argument("--group", type=int, metavar="G", help="those of one group")
-    parser.add_argument(
-        "--limit", type=_positive, default=5, metavar="N", help="at most so many (default: 5)"
-    )
+    parser.add_argument("--limit", type=positive, default=5, metavar="N", help="at most so many (default: 5)")
     parser.add_argument("--full", action="store_true", help="long texts as a whole")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with token ids")
     parser.add_argument(
@@ -89,9 +89,3 @@ def _nothing(folder: Path) -> str:
     if files_of(folder):
         return "no sample of this launch is of that kind"
     return f"{folder} holds no samples: the run keeps none (run.samples), or has written none yet"
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, found {text!r}")
-    return int(text)

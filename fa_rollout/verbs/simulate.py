@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa_rollout.config import ConfigError, load, to_dict
-from fa_rollout.verbs.configured import add_arguments, configuration, seconds
+from fa_rollout.verbs.configured import add_arguments, configuration, positive, seconds
 
 if TYPE_CHECKING:
     from fa_rollout.simulation import Scenario
@@ -46,9 +46,9 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "--like", metavar="DIR", type=Path, help="run.output_dir of a run: its lengths and times"
     )
     engines = parser.add_argument_group("engines")
-    engines.add_argument("--engines", type=int, metavar="N", dest="num_engines")
+    engines.add_argument("--engines", type=positive, metavar="N", dest="num_engines")
     engines.add_argument(
-        "--concurrency", type=int, metavar="N", dest="num_slots", help="requests at once, of each"
+        "--concurrency", type=positive, metavar="N", dest="num_slots", help="requests at once, of each"
     )
     engines.add_argument("--tokens-per-s", type=float, metavar="X", help="decode rate of one request")
     engines.add_argument(
@@ -72,9 +72,11 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     trainer.add_argument("--update-s", type=seconds, metavar="T", help="an update, while engines stand still")
     play = parser.add_argument_group("play")
     play.add_argument(
-        "--steps", type=int, metavar="N", help=f"of each run (default: the run's own, at most {_STEPS})"
+        "--steps", type=positive, metavar="N", help=f"of each run (default: the run's own, at most {_STEPS})"
     )
-    play.add_argument("--seeds", type=int, default=1, metavar="N", help="runs that figures are the means of")
+    play.add_argument(
+        "--seeds", type=positive, default=1, metavar="N", help="runs that figures are the means of"
+    )
     play.add_argument(
         "--sweep", nargs="+", action="extend", default=[], metavar="NAME=VALUES", help="0..8 or 1,2,4"
     )
