@@ -75,7 +75,7 @@ def _pair(
     common = {
         "name": name,
         "cat": "group",
-        "id": str(group.group),
+        "id2": {"local": str(group.group)},
         "pid": _PROCESSES["groups"],
         "tid": 0,
     }

@@ -182,9 +182,14 @@ def test_the_trace_is_of_the_form_that_viewers_read(history: History, tmp_path: 
                 assert event["dur"] >= 0
                 threads[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
             case "b":
-                open_slices[event["cat"], event["id"], event["name"]].append(event["ts"])
+                open_slices[event["pid"], event["cat"], event["id2"]["local"], event["name"]].append(
+                    event["ts"]
+                )
             case "e":
-                assert event["ts"] >= open_slices[event["cat"], event["id"], event["name"]].pop()
+                assert (
+                    event["ts"]
+                    >= open_slices[event["pid"], event["cat"], event["id2"]["local"], event["name"]].pop()
+                )
             case "C":
                 assert isinstance(event["args"]["value"], int | float)
             case "i":
