@@ -15,7 +15,6 @@ import importlib.util
 import json
 import logging
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.host import host
 from fa_rollout.client import EnginePool
 from fa_rollout.client.decode import decode_reply
 from fa_rollout.client.request import generate_body
@@ -55,11 +55,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def plan(*, quick: bool, slime: str | None) -> list[Row]:
     """All rows of a run."""
     rows = [Row(kind="idle")] + [Row(kind="decode", tokens=tokens) for tokens in (512, 4096)]
-    clients = ["pool"]
-    if importlib.util.find_spec("httpx"):
-        clients.append("httpx")
-    else:
-        print("httpx is left out: its package is missing (pip install 'fa-rollout[bench]')", file=sys.stderr)
+    clients = ["pool", *(["httpx"] if not left_out() else [])]
     if slime:
         clients.append("slime")
     for tokens in (512, 4096):
@@ -77,6 +73,11 @@ def plan(*, quick: bool, slime: str | None) -> list[Row]:
     rows.append(Row(kind="refill", in_flight=64, num_samples=1024 if quick else 4096, latency_s=0.2))
     rows.append(Row(kind="storm", tokens=40_000 if quick else 180_000, in_flight=16, num_samples=16))
     return rows
+
+
+def left_out() -> dict[str, str]:
+    """Clients that cannot be measured here, and why."""
+    return {} if importlib.util.find_spec("httpx") else {"httpx": "package httpx is not installed"}
 
 
 class Gaps:
@@ -337,9 +338,11 @@ def main() -> None:
     for row in plan(quick=arguments.quick, slime=arguments.slime):
         results.append(msgspec.to_builtins(row) | {"results": _in_own_process(row)})
         print(_line(results[-1]), flush=True)
-    host = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    for name, reason in left_out().items():
+        print(f"left out: {name}: {reason}")
     if arguments.json:
-        report = {"benchmark": "client", "quick": arguments.quick, "host": host, "rows": results}
+        report = {"benchmark": "client", "quick": arguments.quick, "host": host(), "rows": results}
+        report["left_out"] = left_out()
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

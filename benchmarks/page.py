@@ -57,25 +57,26 @@ def transport(tree: Tree) -> Iterator[str]:
     for what in dict.fromkeys(row["what"] for row in tree["times_as_fast"]):
         ratios = {row["size"]: row["ratio"] for row in tree["times_as_fast"] if row["what"] == what}
         yield _row([what, *(f"{ratios[size]:.2f}" if size in ratios else "" for size in sizes)])
-    for name, reason in tree["left_out"].items():
-        yield f"\nleft out: {name}: {reason}"
+    yield from _left_out(tree)
 
 
 def client(tree: Tree) -> Iterator[str]:
     """CPU a sample, and how many times that of this client the others need."""
     rows = [row for row in tree["rows"] if row["kind"] == "load"]
     names = list(dict.fromkeys(row["client"] for row in rows))
-    yield from _head(["answers, at once", *(f"{name}: CPU ms a sample" for name in names), "ratio"])
+    ratios = [f"{name} / pool" for name in names if name != "pool"]
+    yield from _head(["answers, at once", *(f"{name}: CPU ms a sample" for name in names), *ratios])
     for key in dict.fromkeys((row["tokens"], row["in_flight"]) for row in rows):
         cost = {
             row["client"]: row["results"]["cpu_ms_per_sample"]
             for row in rows
             if (row["tokens"], row["in_flight"]) == key
         }
-        others = [cost[name] / cost["pool"] for name in names if name != "pool" and name in cost]
         shown = [f"{cost[name]:.2f}" if name in cost else "" for name in names]
-        ratio = ", ".join(f"{other:.1f}" for other in others)
-        yield _row([f"{key[0]:,} tokens, {key[1]:,}", *shown, ratio])
+        others = [name for name in names if name != "pool"]
+        times = [f"{cost[name] / cost['pool']:.1f}" if name in cost else "" for name in others]
+        yield _row([f"{key[0]:,} tokens, {key[1]:,}", *shown, *times])
+    yield from _left_out(tree)
 
 
 def interference(tree: Tree) -> Iterator[str]:
@@ -105,16 +106,16 @@ def validate_simulation(tree: Tree) -> Iterator[str]:
         steps = [f"{measured['step_s']:.2f} s", f"{simulated['step_s']:.2f} s"]
         idle = [f"{measured['trainer_idle']:.0%}", f"{simulated['trainer_idle']:.0%}"]
         yield _row([row["name"], *steps, *idle])
+    missed = tree["errors"]
+    steps = f"{missed['step_s_mean']:.1%} in the mean and {missed['step_s_worst']:.1%} at worst"
+    idle = f"{100 * missed['trainer_idle_mean']:.1f} points and {100 * missed['trainer_idle_worst']:.1f}"
+    yield f"\nStep time is off by {steps}, trainer idle by {idle}."
 
 
 PARTS = (
     Part(name="transport", title="Transport: the ring against its peers", summary=transport),
     Part(name="client", title="Client: what a sample costs", summary=client),
-    Part(
-        name="interference",
-        title="Interference: the cost to the trainer's Python",
-        summary=interference,
-    ),
+    Part(name="interference", title="Interference: the cost to the trainer's Python", summary=interference),
     Part(name="endtoend", title="Whole runs: ways of overlapping", summary=endtoend),
     Part(
         name="validate_simulation", title="Simulator: predictions against runs", summary=validate_simulation
@@ -129,6 +130,8 @@ def page(results: Sequence[Result], machine: Tree, *, quick: bool) -> str:
     """Markdown."""
     lines = [f"# fa_rollout {__version__}, measured{' (quick)' if quick else ''}", ""]
     lines += [", ".join(f"{name} {value}" for name, value in machine.items()), ""]
+    if machine["load_average"] > machine["cpus"] / 4:
+        lines += ["Other programs kept this machine busy at the start: times and ratios below are noise.", ""]
     for result in results:
         lines += [f"## {result.part.title}", ""]
         lines += [f"    {result.command}", "", f"{result.took_s:.0f} s", ""]
@@ -164,6 +167,11 @@ def run(part: Part, folder: Path, *, quick: bool) -> Result:
         tree=json.loads(path.read_text(encoding="utf-8")) if is_whole else None,
         failure="" if is_whole else f"exit code {code}\n{''.join(printed[-15:])}",
     )
+
+
+def _left_out(tree: Tree) -> Iterator[str]:
+    for name, reason in tree["left_out"].items():
+        yield f"\nleft out: {name}: {reason}"
 
 
 def _head(cells: Sequence[str]) -> Iterator[str]:

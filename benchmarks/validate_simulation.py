@@ -56,6 +56,8 @@ class Setting:
     total_tokens_per_s: float = 0.0
     prefill_s: float = 0.0
     train_s: float = 0.74
+    update_s: float = 0.0
+    """For engines to load weights."""
 
 
 def settings(*, quick: bool) -> list[Setting]:
@@ -76,6 +78,8 @@ def settings(*, quick: bool) -> list[Setting]:
         Setting(name="wait 2, engines share 2,400/s", total_tokens_per_s=2400.0),
         Setting(name="wait 2, first token after 0.2 s", prefill_s=0.2),
         Setting(name="wait 2, quick trainer", train_s=0.2),
+        Setting(name="wait 2, engines load for 0.5 s", update_s=0.5),
+        Setting(name="wait 2, load for 0.5 s, restart", update_s=0.5, partial="restart", pause_mode="abort"),
     ]
     return rows + (changed[:1] if quick else changed)
 
@@ -120,6 +124,7 @@ def _script(setting: Setting, place: int) -> Script:
         tokens_per_s=setting.tokens_per_s,
         total_tokens_per_s=setting.total_tokens_per_s,
         prefill_s=setting.prefill_s,
+        update_s=setting.update_s,
         max_running=setting.num_slots,
     )
 

@@ -74,3 +74,21 @@ def test_a_benchmark_that_fails_is_named_and_the_page_has_the_others(tmp_path: P
     assert "It failed" in text
     assert "| much | this system | +3.1% | 0.50 ms | 80 |" in text
     assert f"cpus {host()['cpus']}" in text
+
+
+@pytest.mark.parametrize(("load", "is_told"), [(0.1, False), (3.0, True)])
+def test_figures_of_a_busy_machine_are_called_noise(load: float, is_told: bool) -> None:
+    text = page.page([], host() | {"cpus": 2, "load_average": load}, quick=True)
+    assert ("are noise" in text) is is_told
+
+
+def test_a_client_that_is_not_measured_is_named_and_has_no_column() -> None:
+    row = {"kind": "load", "tokens": 512, "in_flight": 32, "results": {"cpu_ms_per_sample": 0.5}}
+    rows = [row | {"client": "pool"}]
+    alone = list(page.client({"rows": rows, "left_out": {"httpx": "not installed"}}))
+    assert alone[0] == "| answers, at once | pool: CPU ms a sample |"
+    assert alone[-1] == "\nleft out: httpx: not installed"
+    rows.append(row | {"client": "httpx", "results": {"cpu_ms_per_sample": 2.0}})
+    both = list(page.client({"rows": rows, "left_out": {}}))
+    assert both[0].endswith("| httpx / pool |")
+    assert both[-1] == "| 512 tokens, 32 | 0.50 | 2.00 | 4.0 |"
