@@ -28,6 +28,7 @@ from fa_rollout.generator.execution import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
 from fa_rollout.generator.tasks import contained, first_error
+from fa_rollout.generator.telling import tellable
 from fa_rollout.generator.turn import Turn
 from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime.errand import ERRAND, Errand
@@ -219,7 +220,7 @@ class SlimeRunner:
 
     def _raised(self, job: Job, error: Exception) -> Ending:
         attempt = job.assignment.attempt + 1
-        text = "".join(traceback.format_exception(error)).strip()
+        text = tellable("".join(traceback.format_exception(error)).strip())
         if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
             raise GroupRaised(
                 f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "

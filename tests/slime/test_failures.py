@@ -51,6 +51,13 @@ def test_an_exception_of_user_code_reaches_the_manager_with_its_traceback(
     assert not children("fa_rollout.slime.generator")
 
 
+def test_a_reward_that_cancels_itself_has_raised(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines()
+    manager = Manager(arguments(tmp_path, router, custom_rm_path=f"{CODE}.reward_that_cancels_itself"))
+    with pytest.raises(GeneratorFailed, match="user code raised CancelledError"):
+        train_async(manager, made, steps=range(6))
+
+
 def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, engines: Engines) -> None:
     made, router = engines()
     changes = {"custom_rm_path": f"{CODE}.reward_that_raises", "fa_rollout_on_error": "retry"}

@@ -1,5 +1,6 @@
 """What a slime user writes: rewards, generate functions, hooks, filters; run in the generator."""
 
+import asyncio
 import copy
 import signal
 from types import FrameType
@@ -23,6 +24,12 @@ async def rewards_of_a_group(args: Any, samples: list[Sample]) -> list[float]:
 async def reward_that_raises(args: Any, sample: Sample) -> float:
     if sample.group_index == 2:
         raise ArithmeticError("the reward of group 2 cannot be computed")
+    return 1.0
+
+
+async def reward_that_cancels_itself(args: Any, sample: Sample) -> float:
+    if sample.group_index == 2:
+        raise asyncio.CancelledError
     return 1.0
 
 
