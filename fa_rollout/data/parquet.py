@@ -27,12 +27,15 @@ class ParquetFile:
         self._table = _read(path, data)
         self.keys = set(self._table.column_names)
         """The columns that are used."""
-        bad, checked = {}, self.keys & {data.prompt_key, data.tools_key}
-        for index in self._suspects(data):
+        is_valid = _is_valid(self._table)
+        bad, checked = {}, self.keys & {data.prompt_key, data.tools_key} if is_valid else self.keys
+        for index in self._suspects(data) if is_valid else range(self._table.num_rows):
             try:
                 row_from(self._decode(index, checked), data)
             except BadRow as error:
                 bad[index] = str(error)
+            except UnicodeDecodeError as error:
+                bad[index] = f"text must be UTF-8: {error}"
         for index, reason in bad.items():
             on_bad(f"{path}: row {index}", reason)
         self._good = np.delete(np.arange(self._table.num_rows), list(bad)) if bad else None
@@ -95,6 +98,17 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
             return _in_microseconds(file.read(columns=[name for name in names if name in wanted]))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path} must be a Parquet file: {error}") from error
+
+
+def _is_valid(table: "pyarrow.Table") -> bool:
+    """Whether all text in it is UTF-8, which Arrow does not look at when it reads."""
+    import pyarrow as pa
+
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _in_microseconds(table: "pyarrow.Table") -> "pyarrow.Table":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -312,6 +313,18 @@ def test_only_named_parquet_columns_are_read(tmp_path: Path) -> None:
     assert source._files[0].keys == {"prompt", "label", "b"}
     assert opened(path, metadata_keys=[]).row(0).metadata == {}
     assert opened(path, metadata_keys=[])._files[0].keys == {"prompt", "label"}
+
+
+@pytest.mark.parametrize("name", ["prompt", "more"])
+def test_text_of_parquet_that_is_no_utf8_makes_a_bad_row(tmp_path: Path, name: str) -> None:
+    options = pc.CastOptions(target_type=pa.string(), allow_invalid_utf8=True)
+    text = pc.cast(pa.array([b"a", b"\xff", b"c"], pa.binary()), options=options)
+    path = parquet(
+        tmp_path / "a.parquet", {"prompt": ["x", "y", "z"], "more": ["a", "b", "c"]} | {name: text}
+    )
+    with pytest.raises(ConfigError, match="row 1: text must be UTF-8"):
+        opened(path)
+    assert len(opened(path, on_bad_row="skip")) == 2
 
 
 def test_times_of_parquet_are_python_times_whatever_their_unit(tmp_path: Path) -> None:
