@@ -7,6 +7,8 @@ failed. The time limit is a `signal.alarm`, so these run on a main thread: rewar
 Name one of them as `reward.function`, for example `"fa_rollout.rewards.math.boxed_answer_reward"`.
 """
 
+import math
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -22,19 +24,27 @@ _MAX_ANSWER_CHARS = 2000
 
 def boxed_answer_reward(sample: Sample) -> float:
     r"""The last `\boxed{...}` of the response against the label; no box is a wrong answer."""
-    start = sample.response.rfind("\\boxed")
-    return 0.0 if start < 0 else _compare(sample.label, sample.response[start:])
+    gold, start = _gold(sample.label), sample.response.rfind("\\boxed")
+    return 0.0 if start < 0 else _compare(gold, sample.response[start:])
 
 
 def final_answer_reward(sample: Sample) -> float:
     r"""The last answer of the response against the label: boxed, else in LaTeX, else a plain expression."""
     start = sample.response.rfind("\\boxed")
-    return _compare(sample.label, sample.response[start if start >= 0 else -_MAX_ANSWER_CHARS :])
+    return _compare(_gold(sample.label), sample.response[start if start >= 0 else -_MAX_ANSWER_CHARS :])
 
 
-def _compare(label: Any, answer: str) -> float:
-    gold = _parsed_label(str(label))
+def _compare(gold: list[Any], answer: str) -> float:
     return float(math_verify.verify(gold, math_verify.parse(answer[:_MAX_ANSWER_CHARS])))
+
+
+def _gold(label: Any) -> list[Any]:
+    """A label as mathematics; `None` or `True` would be read as a product of its letters."""
+    if isinstance(label, str):
+        return _parsed_label(label)
+    if isinstance(label, int | float | Decimal) and not isinstance(label, bool) and math.isfinite(label):
+        return _parsed_label(f"{Decimal(str(label)):f}")
+    raise ValueError(f"a label must be text or a number, found {label!r:.100}: see data.label_key")
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,8 @@ from fa_rollout.rewards.outcomes import FailureReason
         (r"so \boxed{42}", 42, 1.0, 1.0),
         (r"so \boxed{42.0}", "42", 1.0, 1.0),
         (r"\boxed{\frac{1}{2}}", 0.5, 1.0, 1.0),
+        (r"\boxed{10^{20}}", 1e20, 1.0, 1.0),
+        (r"\boxed{0.00001}", 1e-05, 1.0, 1.0),
         (r"\boxed{1/2}", r"\frac12", 1.0, 1.0),
         (r"\boxed{1} no: \boxed{2}", "2", 1.0, 1.0),
         (r"\boxed{x + 1}", "1 + x", 1.0, 1.0),
@@ -38,3 +40,15 @@ def test_in_a_worker_its_alarms_work_and_a_label_that_is_no_answer_is_a_failure(
     outcomes = score(samples, "fa_rollout.rewards.math.boxed_answer_reward")
     assert values(outcomes) == [1.0, FailureReason.RAISED, 1.0]
     assert "a label must be a mathematical answer" in failure(outcomes[1]).text
+
+
+@pytest.mark.parametrize("label", [None, True, float("nan"), {"answer": "4"}, ["4"]])
+def test_a_label_that_is_neither_text_nor_a_number_is_no_answer(label: object) -> None:
+    for reward in (boxed_answer_reward, final_answer_reward):
+        with pytest.raises(ValueError, match=r"text or a number.*data\.label_key"):
+            reward(make_sample(response=r"\boxed{4}", label=label))
+
+
+def test_a_missing_label_is_told_although_there_is_no_box() -> None:
+    with pytest.raises(ValueError, match=r"data\.label_key"):
+        boxed_answer_reward(make_sample(response="no box", label=None))
