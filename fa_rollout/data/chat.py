@@ -102,8 +102,7 @@ class ChatTemplates:
             PromptError: the template refuses these messages.
         """
         template = self._pick(tools)
-        # Parquet fills keys that a message lacks with null, and templates would print them as "None".
-        chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        chat = [_without_nulls(message) for message in messages]
         variables: dict[str, Any] = {**self._special_tokens, "messages": chat, "tools": tools}
         try:
             return template.render(documents=None, add_generation_prompt=True, **variables)
@@ -123,6 +122,17 @@ class ChatTemplates:
             + (f"none named 'default' (only {sorted(self._templates)})" if self._templates else "none")
             + "; give prompts as text, or put a chat_template.jinja beside tokenizer.json"
         )
+
+
+def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without the keys that Parquet fills with null where others have them, in its parts too.
+
+    Templates would print them as "None", and take a part of text that has a key `image` for an image.
+    """
+    kept = {key: value for key, value in message.items() if value is not None}
+    if isinstance(content := kept.get("content"), list):
+        kept["content"] = [_without_nulls(part) if isinstance(part, dict) else part for part in content]
+    return kept
 
 
 def _from_config(value: Any) -> dict[str, str]:

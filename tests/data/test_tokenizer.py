@@ -154,6 +154,14 @@ def test_named_templates_the_one_for_tools_is_used_for_tools(tmp_path: Path) -> 
         assert ours.encode_prompt(row(CHAT, tools)).tolist() == expected
 
 
+def test_keys_that_parquet_fills_with_null_are_not_there_for_a_template(tmp_path: Path) -> None:
+    template = "{% for p in messages[0].content %}{{ 'image' if 'image' in p else p.text }};{% endfor %}"
+    ours = Tokenizer.load(folder_with(tmp_path, byte_level(None), {"chat_template": template}))
+    content = [{"type": "text", "text": "two", "image": None}, {"type": "image", "text": None, "image": "x"}]
+    ids = ours.encode_prompt(row([{"role": "user", "content": content, "name": None}]))
+    assert ours.decode(ids) == "two;image;"
+
+
 def test_template_files_win_over_the_configuration(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, byte_level(), {"chat_template": "old"})
     (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}\n")
