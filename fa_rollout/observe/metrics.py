@@ -25,6 +25,8 @@ class Kind(StrEnum):
     GAUGE = "gauge"
     COUNTER = "counter"
     """Only grows, from 0 at each life of the hub; those of engines at each life of the generator."""
+    SUMMARY = "summary"
+    """Quantiles of the latest observations; `quantile` is the last label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +177,12 @@ METRICS = (
     _counter("engine_requests", _engines(lambda e: e.now.num_done), "Requests that it answered.", "engine"),
     _counter("engine_tokens", _engines(lambda e: e.now.num_tokens), "Tokens of its answers.", "engine"),
     _counter("engine_failures", _of_engines("failures"), "Attempts that failed.", "engine", "class"),
-    _gauge(
-        "engine_latency_seconds",
-        _of_engines("latency_s", _quantile),
-        "Duration of its latest answers.",
-        "engine",
-        "quantile",
+    Metric(
+        name="engine_latency_seconds",
+        kind=Kind.SUMMARY,
+        help="Duration of its latest answers.",
+        labels=("engine", "quantile"),
+        read=_of_engines("latency_s", _quantile),
     ),
     # --- ring ---
     _gauge("ring_size_bytes", "ring.bytes", "Its size, ring.bytes."),

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from fa_rollout.config import Config, to_dict
-from fa_rollout.observe.metrics import METRICS, PREFIX, Kind
+from fa_rollout.observe.metrics import METRICS, PREFIX
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
 
 
@@ -65,20 +65,18 @@ class Prometheus:
 
     def collect(self) -> Iterator[Any]:
         """Called for each scrape, in the server's thread."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import Metric
 
         with self._lock:
             now = self._now
         if now is None:
             return
         for metric in METRICS:
-            family = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-            name = f"{PREFIX}_{metric.name}"
             unit = metric.unit if metric.unit in ("seconds", "bytes", "ratio") else ""
-            one = family(name, metric.help, labels=metric.labels, unit=unit)
-            for labels, value in metric.read(now):
-                one.add_metric(labels, value)
-            yield one
+            family = Metric(f"{PREFIX}_{metric.name}", metric.help, metric.kind, unit)
+            for values, value in metric.read(now):
+                family.add_sample(metric.full_name, dict(zip(metric.labels, values, strict=True)), value)
+            yield family
         yield self._about(now)
 
     def _about(self, now: Snapshot) -> Any:

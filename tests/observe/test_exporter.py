@@ -51,6 +51,11 @@ def scrape(port: int, accept: str = OPEN_METRICS) -> dict[str, float]:
     except OSError:
         return {}
     parse = text_string_to_metric_families if accept == OPEN_METRICS else parse_plain
+    for family in parse(text):
+        assert family.type != "unknown"
+        assert family.documentation, family.name
+        is_summary = any("quantile" in sample.labels for sample in family.samples)
+        assert is_summary is (family.type == "summary" and bool(family.samples))
     return {
         sample.name + ("{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""): sample.value
         for family in parse(text)
