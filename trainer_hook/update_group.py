@@ -7,6 +7,7 @@ groups; the stores' keys meet only if this end is made the same way. Invariant: 
 `leave` frees members that wait for this one.
 """
 
+import os
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -25,6 +26,7 @@ class UpdateGroup:
     def __init__(self, name: str, group: Any, store: Any) -> None:
         self.name = name
         self._group = group
+        self._pid = os.getpid()
         self._store = store  # rank 0 serves it: it must live as long as the group
 
     @classmethod
@@ -65,6 +67,8 @@ class UpdateGroup:
 
     def leave(self, *, abort: bool = False) -> None:
         """Close this end; idempotent. `abort`: what is under way is given up."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the group's threads, which this would wait for, are its parent's
         group, self._group = self._group, None
         if group is None:
             return
