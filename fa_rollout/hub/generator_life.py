@@ -40,6 +40,7 @@ class _Started:
 
     process: "subprocess.Popen[bytes]"
     channel: Channel
+    begun_s: float
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -66,6 +67,8 @@ class GeneratorLife:
         self._ring_fd = ring_fd
         self._max_restarts = max_restarts
         self._process: subprocess.Popen[bytes] | None = None
+        self._begun_s = 0.0
+        """When the process began, which may have been a spare for long."""
         self._ends: deque[float] = deque()
         self._has_spare = has_spare
         self._spare: _Started | None = None
@@ -91,7 +94,7 @@ class GeneratorLife:
             spare.end()
             spare = None
         started = spare or self._spawn()
-        self._process, self.channel = started.process, started.channel
+        self._process, self.channel, self._begun_s = started.process, started.channel, started.begun_s
         self.pidfd = open_pidfd(self._process.pid)
         self.channel.queue(encode(resume))
         self.last_heard_s = time.monotonic()
@@ -139,7 +142,7 @@ class GeneratorLife:
         channel = Channel(ours)
         channel.queue(self._preamble)
         channel.flush()
-        return _Started(process=process, channel=channel)
+        return _Started(process=process, channel=channel, begun_s=time.monotonic())
 
     def heard(self, *, is_ready: bool) -> None:
         """It spoke; `is_ready` when that was to say that it is ready."""
@@ -147,8 +150,9 @@ class GeneratorLife:
         self.is_ready |= is_ready
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether it is alive and has said nothing for too long; a starting one gets more time."""
-        return now_s - self.last_heard_s > (limit_s if self.is_ready else max(limit_s, START_LIMIT_S))
+        """Whether it is alive and has said nothing for too long; one that may still load gets more time."""
+        has_loaded = self.is_ready or now_s - self._begun_s > START_LIMIT_S
+        return has_loaded and now_s - self.last_heard_s > limit_s
 
     def kill(self) -> None:
         """End it at once: it does not answer."""

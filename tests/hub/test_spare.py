@@ -1,11 +1,15 @@
 """The generator's spare: it takes over at once, says nothing before, and is not missed when it is gone."""
 
+import time
 from collections.abc import Callable
 
 import psutil
 
+from fa_rollout.hub.generator_life import SPARE_AFTER_S, START_LIMIT_S, GeneratorLife
+from shm.segment import Segment
 from tests.hub.rig import WITH_SPARE, Rig, add_up
 from trainer_hook import TrainerHook
+from trainer_hook.messages import Resume
 
 MakeRig = Callable[..., Rig]
 
@@ -56,6 +60,32 @@ def test_a_spare_that_is_gone_is_replaced_by_a_fresh_start(rig: MakeRig) -> None
             first.kill()
             train(hook, 4)
         assert_trained(run)
+
+
+def test_a_spare_that_stands_still_is_replaced_as_soon_as_a_generator_would_be() -> None:
+    ring = Segment.create(1 << 16)
+    life = GeneratorLife(
+        preamble=b"", ring_fd=ring.fd, max_restarts=9, module="tests.hub.silent", has_spare=True
+    )
+    resume = Resume(incarnation=1, head=0, tail=0, sequence=0, version=0, lineage="", weights=None)
+    try:
+        life.start(resume)
+        now_s = time.monotonic()
+        assert not life.is_silent(now_s + START_LIMIT_S - 1, 5.0), "it may still load"
+        life.heard(is_ready=True)
+        for later_s in (0.0, 2 * SPARE_AFTER_S):
+            life.keep_spare(now_s + later_s)
+        life.kill()
+        life.reap()
+        life.start(resume)
+        promoted_s = life.last_heard_s = now_s + 10 * START_LIMIT_S
+        assert not life.is_silent(promoted_s + 4, 5.0)
+        assert life.is_silent(promoted_s + 6, 5.0)
+    finally:
+        life.kill()
+        life.reap()
+        life.dismiss_spare()
+        ring.close()
 
 
 def test_without_a_spare_there_is_one_generator(rig: MakeRig) -> None:
