@@ -18,7 +18,7 @@ from tests.launcher.processes import Launch
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 30
+NUM_STEPS = 20
 KILL_AFTER = 4
 """Steps."""
 
@@ -35,10 +35,13 @@ class Demo(Launch):
         figures = self.plan.figures
         return len(figures.read_text().splitlines()) if figures.exists() else 0
 
-    def under_way(self) -> "Demo":
-        self.until(lambda: self.num_steps >= KILL_AFTER, timeout_s=90)
+    def reach(self, num_steps: int) -> "Demo":
+        self.until(lambda: self.num_steps >= num_steps, timeout_s=90)
         self.look()
         return self
+
+    def under_way(self) -> "Demo":
+        return self.reach(KILL_AFTER)
 
     def ranks(self) -> list[psutil.Process]:
         self.look()
@@ -65,17 +68,13 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     demo.destroy()
 
 
-def test_generator(demo: Demo) -> None:
-    demo.under_way().child("fa_rollout.generator").kill()
-    assert demo.end(timeout_s=90) == 0
+@pytest.mark.timeout(240)
+def test_generator_and_engine(demo: Demo) -> None:
+    demo.reach(KILL_AFTER).child("fa_rollout.generator").kill()
+    demo.reach(2 * KILL_AFTER).child("fa_rollout.engines.embedded").kill()
+    assert demo.end(timeout_s=90) == 0, demo.stderr
     demo.assert_complete()
     assert [event["event"] for event in demo.events()].count("generator_ready") == 2
-
-
-def test_engine(demo: Demo) -> None:
-    demo.under_way().child("fa_rollout.engines.embedded").kill()
-    assert demo.end(timeout_s=90) == 0
-    demo.assert_complete()
     assert demo.stderr.count("on the same port") == 1
 
 
