@@ -31,6 +31,8 @@ POLICIES = ("wait", "wait", "drop", "retry")
 """Those that bound staleness; a job has one of them, by its seed."""
 PROTOCOLS: tuple[Literal["0.5.15", "0.5.23"], ...] = ("0.5.23", "0.5.15")
 """Engines that tell the version of each token, and such as do not."""
+PUBLISHERS = ("disk", "disk", "tensor")
+"""How weights get to the engines: by files, or in a stream that no file holds."""
 GRACE_S = 3.0
 
 _CONFIG = """\
@@ -60,6 +62,8 @@ checksum_payload = true
 num_ranks = 2
 max_tokens_per_micro_batch = 512
 stall_s = 60
+publish = "{publish}"
+bucket_bytes = 64
 [run]
 output_dir = {folder}
 grace_s = {grace_s}
@@ -72,14 +76,23 @@ class Job:
     """Files and engines of one job."""
 
     def __init__(
-        self, folder: Path, *, num_steps: int, seed: int, num_engines: int = 2, policy: str | None = None
+        self,
+        folder: Path,
+        *,
+        num_steps: int,
+        seed: int,
+        num_engines: int = 2,
+        policy: str | None = None,
+        publish: str | None = None,
     ) -> None:
-        """`policy`: None: by the seed."""
+        """`policy`, `publish`: None: by the seed."""
         self.folder, self.num_steps, self.seed = folder, num_steps, seed
         dice = random.Random(seed)
         by_seed = dice.choice(POLICIES)
         self.policy = policy or by_seed
         protocol = dice.choice(PROTOCOLS)
+        publish_by_seed = dice.choice(PUBLISHERS)
+        self.publish = publish or publish_by_seed
         for name in ("steps", "tmp"):
             (folder / name).mkdir(parents=True)
         write_tiny_model(folder / "model", characters=CHARACTERS)
@@ -110,6 +123,7 @@ class Job:
             samples_per_group=SAMPLES_PER_GROUP,
             staleness=STALENESS,
             policy=self.policy,
+            publish=self.publish,
             max_new_tokens=MAX_NEW_TOKENS,
             urls=json.dumps([engine.url for engine in self.engines]),
             model=json.dumps(str(self.folder / "model")),

@@ -15,6 +15,8 @@ import secrets
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from safetensors.numpy import save_file
 from trainer_hook import TrainerHook
 from trainer_hook.batch import Batch
 from trainer_hook.errors import EndOfData, HookError, HubLost, PeerLost, WeightUpdateFailed
+from trainer_hook.update import WeightUpdate
 
 NUM_RANKS = 2
 MAX_LIVES = 30
@@ -93,10 +96,10 @@ def rank(folder: Path, dp_rank: int, dp_size: int, life: str) -> int:
 
 
 def _train(hook: TrainerHook, folder: Path, dp_rank: int, life: str) -> int:
-    checkpoint = Checkpoint(folder)
+    checkpoint, push = Checkpoint(folder), _pusher(folder)
     if checkpoint.state is not None:
         hook.load_state_dict(checkpoint.state)
-        _publish(hook)
+        _publish(hook, push)
     elif dp_rank == 0:
         checkpoint.save(hook.state_dict())
     dice = random.Random(f"{life}{dp_rank}")
@@ -105,21 +108,37 @@ def _train(hook: TrainerHook, folder: Path, dp_rank: int, life: str) -> int:
             step = batch.step
             _write(folder / "steps" / f"{life}-{step}-{dp_rank}.jsonl", hook, batch)
             time.sleep(TRAIN_S * dice.random() * 2)
-        _publish(hook)
+        _publish(hook, push)
         checkpoint.history.append((step, life))
         if dp_rank == 0:
             state = hook.state_dict(payload=dice.random() < 0.5, interrupt=dice.random() < 0.3)
             checkpoint.save(state)
 
 
-def _publish(hook: TrainerHook) -> None:
+def _pusher(folder: Path) -> Callable[[WeightUpdate], None]:
+    """As the run's configuration wants weights to be pushed."""
+    config = tomllib.loads((folder / "run.toml").read_text())
+    return _push_files if config["trainer"]["publish"] == "disk" else _push_stream
+
+
+def _push_files(update: WeightUpdate) -> None:
+    if update.is_leader:
+        save_file({"version": np.array([update.version])}, update.path / "model.safetensors")
+    update.push(update.path)
+
+
+def _push_stream(update: WeightUpdate) -> None:
+    import torch  # which takes a rank seconds to start, so only where it is needed
+
+    update.push({f"weight{place}": torch.full((8,), float(update.version)) for place in range(3)})
+
+
+def _publish(hook: TrainerHook, push: Callable[[WeightUpdate], None]) -> None:
     """An engine that dies while it loads fails the update on every rank, so that all try again."""
     for attempt in range(20):
         try:
             with hook.update_weights() as update:
-                if update.is_leader:
-                    save_file({"version": np.array([update.version])}, update.path / "model.safetensors")
-                update.push(update.path)
+                push(update)
         except WeightUpdateFailed:
             time.sleep(0.1 * attempt)
         else:
