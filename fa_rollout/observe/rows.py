@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from fa_rollout.observe.bound import Level
+from fa_rollout.observe.bound import AT_BOUND, Level
 from fa_rollout.observe.glyphs import Glyphs
 from fa_rollout.observe.snapshot import RankFigures, RunPhase, Snapshot, StepFigures, TrainerPhase
 from fa_rollout.observe.verdict import judge, mean_step_s
@@ -30,7 +30,7 @@ def head(now: Snapshot, glyphs: Glyphs, width: int, height: int, note: str) -> l
     """What run it is, how it is, and why; the last two on more than one line where there is room."""
     run, verdict = now.run, judge(now)
     title = f"fa_rollout {run.name[:8]}"
-    place = f"step {run.num_trained}/{run.num_steps}  version {run.version}  up {seconds(run.uptime_s)}"
+    place = f"step {run.num_trained}/{run.num_steps}  v{run.version}  up {seconds(run.uptime_s)}"
     if (left_s := _left_s(now)) > 0:
         place += f"  left {seconds(left_s)}"
     bar_width = max(0, min(30, width - len(title) - len(place) - len(note) - 8))
@@ -223,7 +223,10 @@ def waits(now: Snapshot) -> list[Line]:
         [(f"{seconds(w.since_s)} ", "yellow" if w.since_s > 10 else ""), (f"{w.who} for {w.what}", "")]
         for w in now.waits
     ]
-    return lines or [[("nobody", "dim")]]
+    if lines:
+        return lines
+    for_whom = "" if now.generator.in_flight else now.groups.limit
+    return [[(f"engines for the trainer: {for_whom}" if for_whom == AT_BOUND else "nobody", "dim")]]
 
 
 def slowest(now: Snapshot) -> list[Line]:

@@ -24,6 +24,8 @@ SILENT_S = 5.0
 """A generator that reports every second."""
 LONG_S, LONG_STEPS = 60.0, 10.0
 """A phase is suspicious when it takes longer than both: this time, and so many mean steps."""
+LOADING_S = 10.0
+"""The same of engines that load weights; there the mean is that of the updates so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ def _stuck(now: Snapshot) -> Verdict:
     trainer = now.trainer
     since = seconds(trainer.since_s)
     if trainer.phase is TrainerPhase.UPDATING and trainer.in_update == "publishing":
-        why = "; ".join(f"{wait.who} waits for {wait.what}" for wait in now.waits[:1])
+        lost = [engine for engine in now.engines if engine.health == "out"]
+        why = _last_error(lost) if lost else "see the engines' own logs, and the generator's warnings"
         return Verdict(level=Level.WARN, headline=f"engines have been loading weights for {since}", why=why)
     busy = [rank for rank in trainer.ranks if rank.phase is trainer.phase]
     doing = {
@@ -155,6 +158,9 @@ def names(ranks: list[RankFigures], num_all: int) -> str:
 
 
 def _suspicious_s(now: Snapshot) -> float:
+    num_updates, spent = now.totals.updates, now.trainer.spent
+    if now.trainer.in_update == "publishing" and num_updates:
+        return max(LOADING_S, LONG_STEPS * (spent.updating - now.trainer.since_s) / num_updates)
     return max(LONG_S, LONG_STEPS * (mean_step_s(now) or LONG_S))
 
 

@@ -65,6 +65,22 @@ def test_the_time_that_is_left_is_told_while_a_run_goes_on() -> None:
     assert "left" not in draw(ending, [], width=120, height=24, glyphs=UNICODE).plain.split("\n")[0]
 
 
+def test_a_usual_terminal_has_room_for_the_first_line() -> None:
+    long = changed(healthy(), run={"num_steps": 3000, "num_trained": 1000, "version": 1000, "uptime_s": 7e4})
+    line = draw(long, [], width=80, height=24, glyphs=UNICODE, note="12:00:00").plain.split("\n")[0]
+    assert line.rstrip().endswith("12:00:00")
+
+
+def test_engines_that_stand_still_for_the_trainers_sake_are_told() -> None:
+    waits = {"groups": {"limit": "the staleness bound"}, "waits": []}
+    still = changed(healthy(), generator={"in_flight": 0}, **waits)
+    assert "engines for the trainer" in draw(still, [], width=80, height=40, glyphs=UNICODE).plain
+    assert (
+        "engines for the trainer"
+        not in draw(changed(healthy(), **waits), [], width=80, height=40, glyphs=UNICODE).plain
+    )
+
+
 def test_the_usual_terminal_shows_every_section() -> None:
     plain = draw(busy(), busy().steps, width=80, height=24, glyphs=UNICODE).plain
     labels = ("trainer", "ranks", "steps", "staleness", "groups", "ring", "updates", "engines", "waits")

@@ -63,6 +63,19 @@ def test_a_stuck_rank_is_named_with_its_process() -> None:
     assert "py-spy dump --pid 4001" in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("since_s", "updating_s", "is_stuck"), [(20.0, 50.0, True), (9.0, 50.0, False), (200.0, 50 * 30.0, False)]
+)
+def test_engines_that_load_for_much_longer_than_they_used_to_are_told(
+    since_s: float, updating_s: float, is_stuck: bool
+) -> None:
+    """Fifty updates so far."""
+    spent = TimeSpent(training=50.0, updating=updating_s + since_s)
+    loading = {"phase": TrainerPhase.UPDATING, "in_update": "publishing", "since_s": since_s, "spent": spent}
+    verdict = judge(changed(healthy(), trainer=loading))
+    assert ("engines have been loading weights" in verdict.headline) is is_stuck
+
+
 def test_a_long_step_of_a_slow_run_is_no_alarm() -> None:
     slow = changed(
         healthy(), trainer={"since_s": 300.0, "spent": TimeSpent(training=50 * 120.0, waiting=300.0)}
