@@ -82,6 +82,10 @@ class Window:
         self.not_before = now + share * period / 2
         self._next_cut = now + period
 
+    def rest(self, until: float) -> None:
+        """No dispatch before this time, or one that is later already."""
+        self.not_before = max(self.not_before, until)
+
     def restart(self) -> None:
         """After an outage: begin small, so that a cold engine is not flooded."""
         self.allowed = min(self.capacity, 8)

@@ -25,11 +25,15 @@ _LARGE_BODY_BYTES = 1 << 19  # beyond this aiohttp sends in pieces, so that the 
 class HttpFailure(Exception):
     """A request without a whole answer: the class of the failure, and what was seen."""
 
-    def __init__(self, failure: FailureClass, text: str, *, may_run: bool = False) -> None:
+    def __init__(
+        self, failure: FailureClass, text: str, *, may_run: bool = False, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(text)
         self.failure = failure
         self.may_run = may_run
         """The engine may have the request still: it was sent, and neither answered nor refused."""
+        self.retry_after_s = retry_after_s
+        """The server's own word on when to come again."""
 
 
 class Engine:
@@ -56,7 +60,13 @@ class Engine:
                     # No id is used twice here: a router tried again, and the first try may run still.
                     is_taken = response.status == 400 and _TAKEN in text
                     failure = FailureClass.TRANSIENT if is_taken else classify_status(response.status)
-                    raise HttpFailure(failure, f"{response.status} {text}", may_run=is_taken)
+                    after = response.headers.get("Retry-After", "")
+                    raise HttpFailure(
+                        failure,
+                        f"{response.status} {text}",
+                        may_run=is_taken,
+                        retry_after_s=float(after) if after.isascii() and after.isdigit() else 0.0,
+                    )
                 if last_event is None:
                     return await response.read()
                 return await _read_stream(response, last_event)

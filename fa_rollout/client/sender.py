@@ -102,6 +102,7 @@ class Sender:
                 if attempt == self.policy.max_attempts or not self._may_retry(call, failure):
                     raise _final(call, lane, attempt, failure) from failure
                 delay_s = backoff_s(self.policy, failure.failure, attempt, random.random())
+                delay_s = max(delay_s, self._asked_for_s(failure))
             try:
                 await self._wait(call, asyncio.sleep(delay_s))
             except _Interrupted:
@@ -239,9 +240,14 @@ class Sender:
                 self.policy.backoff_cap_s,
                 random.random(),
             )
+            lane.window.rest(now + self._asked_for_s(failure))
             self.recovery.overloaded(lane)
         elif failure.failure is FailureClass.TRANSIENT and lane.circuit.fail(str(failure)):
             self.recovery.opened(lane)
+
+    def _asked_for_s(self, failure: HttpFailure) -> float:
+        """How long the server asked to be left alone, within reason."""
+        return min(failure.retry_after_s, self.policy.backoff_cap_s)
 
     def _may_retry(self, call: Call, failure: HttpFailure) -> bool:
         if call.deadline is not None and self.clock.now() >= call.deadline - 1e-3:

@@ -39,6 +39,22 @@ def test_an_overload_is_tried_again_until_it_is_over() -> None:
         assert len(rids) == len(set(rids)) == 4
 
 
+def test_an_engine_that_says_when_to_come_again_is_left_alone_until_then() -> None:
+    with faulty(overload(times=1, retry_after_s=1)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            first = asyncio.create_task(ask(pool, "r1"))
+            await until(lambda: bool(sent(engine)))
+            await asyncio.sleep(0.1)
+            assert_true(await ask(pool, "r2"))
+            assert_true(await first)
+
+        run_with(engine, work, policy=quick(backoff_cap_s=5.0))
+        refused, *others = (r.time_s for r in sent(engine))
+        assert len(others) == 2
+        assert min(others) >= refused + 0.99
+
+
 def test_what_the_engine_refuses_is_sent_once_and_opens_no_circuit() -> None:
     with faulty(Rule(rid="-r", status=400, body='{"error":{"message":"too long"}}', times=20)) as engine:
 

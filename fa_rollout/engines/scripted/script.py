@@ -61,6 +61,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Answer with this HTTP status and `body`."""
     body: str | None = None
     """Text of the answer; with no `status`, under 200."""
+    retry_after_s: int | None = None
+    """Sent in the header `Retry-After` of that answer."""
     drop: Literal["before", "middle"] | None = None
     """Cut the connection, without a byte or after half of the answer."""
     silent: bool = False

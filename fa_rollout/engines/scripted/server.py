@@ -145,7 +145,7 @@ class EngineServer:
         elif rule.status is not None or rule.body is not None:
             text = rule.body or ""
             kind = "application/json" if text.startswith(("{", "[")) else "text/plain"
-            exchange.send(rule.status or 200, text.encode(), kind)
+            exchange.send(rule.status or 200, text.encode(), kind, retry_after_s=rule.retry_after_s)
         elif not rule.silent:
             work()
 

@@ -33,12 +33,16 @@ class Exchange:
         self.on_lost: Callable[[], None] | None = None
         """Called when the client goes away before the answer."""
 
-    def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
+    def send(
+        self, status: int, body: bytes, kind: str = "application/json", *, retry_after_s: int | None = None
+    ) -> None:
         """The whole answer."""
         if self._close():
             head = f"HTTP/1.1 {status} {_reason(status)}\r\n"
             if body:
                 head += f"Content-Type: {kind}\r\n"
+            if retry_after_s is not None:
+                head += f"Retry-After: {retry_after_s}\r\n"
             self._connection.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self._connection.answered()
 
