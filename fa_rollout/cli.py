@@ -7,7 +7,9 @@ one message without a traceback and before anything has been started.
 import argparse
 import difflib
 import logging
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -52,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
         log_level.pass_on(options.log_level)
         return int(options.call(options, command))
+    except KeyboardInterrupt:
+        print("fa-rollout-proc: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # who read it has seen enough; nothing is flushed at exit
+        return 128 + signal.SIGPIPE
     except OSError as error:
         _refuse(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except FaRolloutError as error:

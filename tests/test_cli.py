@@ -1,5 +1,6 @@
 """The command line: mistakes end in one message and code 2 before anything starts; help teaches."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,28 @@ def test_a_mistake_is_code_two_and_one_message(
         main(words)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_without_a_traceback() -> None:
+    play = ["simulate", "--train-s", "1s", "--sweep", "staleness=0..8", "--seeds", "10000"]
+    command = [sys.executable, "-X", "importtime", "-m", "fa_rollout.cli", *play]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rstrip().endswith("fa_rollout.simulation.table"):
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.endswith("fa-rollout-proc: interrupted\n")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m fa_rollout.cli run --help-keys | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.returncode in (0, 141), "0 where all of it fits into the pipe"
 
 
 def test_a_shard_must_be_one_of_its_number(tmp_path: Path) -> None:
