@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from fa_rollout.client.errors import ClientError
 from fa_rollout.client.pool import EnginePool
+from fa_rollout.generator.pulse import engine_figures
 from trainer_hook.messages import ChangeEngines, EnginesChanged, Message
 
 
@@ -48,6 +49,7 @@ class EngineChanges:
                 url=message.url,
                 error=error,
                 engines=self._pool.urls,
+                figures=engine_figures(self._pool.statistics()),
                 concurrency=self._on_capacity(),
             )
         )

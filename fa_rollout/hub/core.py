@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from fa_rollout.config import Config
 from fa_rollout.hub.clocks import TrainerClock
 from fa_rollout.hub.evaluations import Evaluations
@@ -18,7 +20,7 @@ from fa_rollout.hub.steps import Steps
 from fa_rollout.hub.updates import Phase, Updates
 from fa_rollout.hub.world import Attachment, World
 from shm.ring import RingTable
-from trainer_hook.messages import Announce, Fatal, Message, Notice, Pulse, Refused
+from trainer_hook.messages import Announce, EnginesChanged, Fatal, Message, Notice, Pulse, Refused
 
 
 class Outbox(Protocol):
@@ -84,6 +86,12 @@ class Core:
     @property
     def ring_bytes(self) -> int:
         return self.table.statistics().size_bytes
+
+    def engines_changed(self, message: EnginesChanged) -> None:
+        """Engines have come or gone since the generator's last report."""
+        self.concurrency = message.concurrency
+        if self.pulse is not None:
+            self.pulse = msgspec.structs.replace(self.pulse, engines=message.figures)
 
     def waits_for(self) -> str:
         """Who waits for whom, in words."""

@@ -57,7 +57,7 @@ class GeneratorDesk:
             case m.GaveUp():
                 self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
             case m.EnginesChanged():
-                self._core.concurrency = message.concurrency
+                self._core.engines_changed(message)
                 self._core.roster.changed(message)
             case m.EnginesPaused():
                 self._core.updates.paused()

@@ -30,7 +30,7 @@ class Observers:
         self._channels: dict[Channel, tuple[int, int]] = {}
         """Each with the numbers of steps and updates that it has been told of."""
         self._snapshot: tuple[float, int, Snapshot] | None = None
-        """When it was made, and how many steps and updates there were by then."""
+        """When it was made, and how many steps, updates and changes of engines there were by then."""
 
     def admit(self, channel: Channel) -> str | None:
         """Take one in; the reason where that cannot be."""
@@ -69,7 +69,7 @@ class Observers:
     def _snapshot_since(self, steps_seen: int, updates_seen: int) -> Snapshot:
         """Where the run stands, or stood a moment ago, with the steps that came since."""
         now_s, history = time.monotonic(), self._core.history
-        num_events = history.num_steps + history.num_updates
+        num_events = history.num_steps + history.num_updates + self._core.roster.num_changes
         made_s, had, snapshot = self._snapshot or (-SNAPSHOT_AGE_S, 0, None)
         if snapshot is None or now_s - made_s > SNAPSHOT_AGE_S or had != num_events:
             snapshot = portrait(self._core)

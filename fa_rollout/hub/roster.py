@@ -33,6 +33,8 @@ class Roster:
         self.known: list[dict[str, Any]] = []
         """What a generator found out about engines, for the next one."""
         self._open: dict[int, _Wish] = {}
+        self.num_changes = 0
+        """Wishes that came true."""
         self._last = 0
         self._is_up = False
 
@@ -54,6 +56,7 @@ class Roster:
             return  # a life before answered, too, as it died
         joins, url, error = wish.order.joins, message.url, message.error
         self.urls = message.engines
+        self.num_changes += error is None
         self._note("engine", url=url, joins=joins, phase="done" if error is None else "refused", error=error)
         if error is not None:
             self._warn(f"engine {url} could not {'join' if joins else 'leave'}: {error}")

@@ -1,11 +1,16 @@
 """Wishes for engines: each answered once, given to the next generator when one does not live to answer."""
 
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.hub.roster import Roster
-from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Refused, Reply
+from fa_rollout.launcher.running import Running, observe
+from tests.hub.rig import VOCAB_SIZE, Rig
+from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Query, Refused, Reply
 
 
 class Scene:
@@ -78,3 +83,26 @@ def test_what_a_life_found_out_is_kept_for_the_next(scene: Scene) -> None:
     scene.roster.generator_is_gone()
     scene.roster.generator_is_up([{"url": "a"}])
     assert scene.roster.known == [{"url": "a"}]
+
+
+def test_who_hears_that_an_engine_has_come_or_gone_finds_it_so(
+    rig: Callable[..., Rig], engine: ScriptedEngine
+) -> None:
+    with ScriptedEngine.start(vocab_size=VOCAB_SIZE) as other, rig() as run:
+        here = Running(address=run.address, run=run.run_id, token=run.token, folder="", began_s=0.0)
+        with closing(observe(here)) as connection:
+
+            def ask(message: Message) -> Any:
+                answer = connection.ask(message, timeout_s=20, waits_for="the hub")
+                assert isinstance(answer, Reply)
+                return answer.value
+
+            def found() -> list[str]:
+                told = ask(Query(request=connection.next_number(), what="snapshot"))
+                return [one["url"] for one in told["engines"]]
+
+            run.until(found)
+            for joins in (True, False) * 3:
+                number = connection.next_number()
+                ask(ChangeEngines(request=number, url=other.url, joins=joins, drain_s=5.0))
+                assert found() == [engine.url, *([other.url] if joins else [])]

@@ -1,6 +1,7 @@
 """Engines that come and go while a run goes on: asked by people and the launcher, done by the generator."""
 
 from trainer_hook.messages.base import Message
+from trainer_hook.messages.from_generator import EngineFigures
 
 
 class ChangeEngines(Message):
@@ -26,3 +27,5 @@ class EnginesChanged(Message):
     """All that are asked now."""
     concurrency: int
     """Samples that they take at once."""
+    figures: list[EngineFigures] = []
+    """Of each, as in a `Pulse`: who hears of the change and looks finds it."""
