@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
-import torch
 
 from fa_rollout.client import Completion, EnginePool, FailurePolicy
+from tests.engines.reference import reference_logprobs
 
 T = TypeVar("T")
 
-CHARACTERS = "0123456789+-*= abcdefgh"
-VOCAB_SIZE = 3 + len(CHARACTERS)
 CONTEXT = 2048
 MAX_RUNNING = 8
 PROMPT = [1, 5, 9, 4, 20, 7, 15]
@@ -130,20 +128,9 @@ async def under_way(
     return calls
 
 
-def reference_logprobs(
-    model: Any, prompt: Sequence[int], output: Any, temperature: float = 1.0
-) -> np.ndarray[Any, Any]:
-    """[R, V] of each position of `output` after `prompt`, by one forward pass of transformers' own model."""
-    ids = [*prompt, *np.asarray(output).tolist()]
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1].float()
-    return torch.log_softmax(logits / temperature, -1).numpy()
-
-
 def assert_sampled_by(
     model: Any, completion: Completion, *, temperature: float = 1.0, start: int = 0, end: int | None = None
 ) -> None:
     """The log-probs of output tokens [start, end) are the model's."""
-    ids = completion.output_ids
-    expected = reference_logprobs(model, PROMPT, ids, temperature)[np.arange(len(ids)), ids]
+    expected = reference_logprobs(model, PROMPT, completion.output_ids.tolist(), temperature)
     np.testing.assert_allclose(completion.logprobs[start:end], expected[start:end], atol=TOLERANCE, rtol=0)

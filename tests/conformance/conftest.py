@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
-from fa_rollout.engines.tiny_model import write_tiny_model
-from tests.conformance.conformance_kit import CHARACTERS, CONTEXT, MAX_RUNNING, Http, Target
+from tests.conformance.conformance_kit import CONTEXT, MAX_RUNNING, Http, Target
+from tests.engines.reference import load_reference, make_model
 
 REAL = [pytest.mark.sglang, pytest.mark.timeout(600)]
 TARGETS = [
@@ -22,37 +20,24 @@ TARGETS = [
 ]
 
 
-def make_model(folder: Path, seed: int) -> Path:
-    """Sure enough of its next tokens that models of two seeds differ clearly."""
-    return write_tiny_model(
-        folder, characters=CHARACTERS, seed=seed, context=CONTEXT, key_value_heads=2, std=0.15
-    )
-
-
-def load(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), seed=0)
+    return make_model(tmp_path_factory.mktemp("model"), seed=0, context=CONTEXT)
 
 
 @pytest.fixture(scope="session")
 def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("other"), seed=1)
+    return make_model(tmp_path_factory.mktemp("other"), seed=1, context=CONTEXT)
 
 
 @pytest.fixture(scope="session")
 def model(model_folder: Path) -> Any:
-    return load(model_folder)
+    return load_reference(model_folder)
 
 
 @pytest.fixture(scope="session")
 def other(other_folder: Path) -> Any:
-    return load(other_folder)
+    return load_reference(other_folder)
 
 
 @pytest.fixture(scope="session")

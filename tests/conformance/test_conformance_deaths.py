@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
-from tests.conformance.conformance_kit import LONG, VOCAB_SIZE, Http, Target, request
+from tests.conformance.conformance_kit import LONG, Http, Target, request
+from tests.engines.reference import VOCAB_SIZE
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.client import EnginePool, RequestRefused
-from tests.conformance.conformance_kit import CONTEXT, LONG, PROMPT, VOCAB_SIZE, Http, Target, ask, request
+from tests.conformance.conformance_kit import CONTEXT, LONG, PROMPT, Http, Target, ask, request
+from tests.engines.reference import VOCAB_SIZE
 
 REFUSED = {
     "no ids": ({"input_ids": []}, {}, "input_ids cannot be empty."),

@@ -11,17 +11,15 @@ import pytest
 from fa_rollout.client import Completion, EnginePool
 from fa_rollout.engines.tiny_model import EOS_ID
 from tests.conformance.conformance_kit import (
-    CHARACTERS,
     PROMPT,
     TOLERANCE,
-    VOCAB_SIZE,
     Http,
     Target,
     ask,
     assert_sampled_by,
-    reference_logprobs,
     request,
 )
+from tests.engines.reference import CHARACTERS, VOCAB_SIZE, logprobs_RV
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 KEYS = [
@@ -84,7 +82,7 @@ def test_greedy_takes_the_most_likely_token_and_tells_its_log_prob_at_temperatur
     target: Target, model: Any
 ) -> None:
     completion = greedy(target)
-    best = reference_logprobs(model, PROMPT, completion.output_ids).max(-1)
+    best = logprobs_RV(model, PROMPT, completion.output_ids.tolist()).numpy().max(-1)
     np.testing.assert_allclose(completion.logprobs, best, atol=TOLERANCE, rtol=0)
 
 
@@ -163,7 +161,7 @@ def test_prompt_log_probs_begin_with_null_and_need_no_new_token(
     assert meta["finish_reason"] == {"type": "length", "length": num_new}
     assert meta["input_token_logprobs"][0] == [None, PROMPT[0], None]
     assert [item[1] for item in meta["input_token_logprobs"]] == PROMPT
-    table = reference_logprobs(model, PROMPT[:1], PROMPT[1:])
+    table = logprobs_RV(model, PROMPT[:1], PROMPT[1:]).numpy()
     found = [item[0] for item in meta["input_token_logprobs"][1:]]
     expected = table[np.arange(len(PROMPT) - 1), PROMPT[1:]]
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)

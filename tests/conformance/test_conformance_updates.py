@@ -16,10 +16,10 @@ from tests.conformance.conformance_kit import (
     Target,
     ask,
     assert_sampled_by,
-    reference_logprobs,
     request,
     under_way,
 )
+from tests.engines.reference import reference_logprobs
 
 
 async def load(pool: EnginePool, folder: Path, label: str, *, mode: str = "retract") -> None:
@@ -37,8 +37,7 @@ def test_an_update_in_place_is_told_by_token_or_for_the_whole_answer(target: Tar
 
     completion = target.with_pool(work)
     assert (completion.finish, completion.has_spans) == ("length", target.has_spans)
-    ids = completion.output_ids
-    expected = reference_logprobs(model, PROMPT, ids)[np.arange(len(ids)), ids]
+    expected = np.array(reference_logprobs(model, PROMPT, completion.output_ids.tolist()))
     differs = np.abs(completion.logprobs - expected) > TOLERANCE
     if target.has_spans:
         (label, end), last = completion.versions
@@ -92,7 +91,7 @@ def test_an_answer_that_is_aborted_for_an_update_and_resumed_has_each_versions_l
     assert_sampled_by(model, first)
     # The prompt was computed anew: had its old cache been used, these would not hold.
     prompt = [*PROMPT, *first.output_ids.tolist()]
-    expected = reference_logprobs(other, prompt, rest.output_ids)[np.arange(50), rest.output_ids]
+    expected = reference_logprobs(other, prompt, rest.output_ids.tolist())
     np.testing.assert_allclose(rest.logprobs, expected, atol=TOLERANCE, rtol=0)
 
 

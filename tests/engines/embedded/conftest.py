@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from embedded_client import make_model
-from transformers import AutoModelForCausalLM
 
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from tests.engines.reference import load_reference, make_model
 
 # Threads that spin for each other are slow on a machine that others use too
 torch.set_num_threads(1)
-
-
-def load_reference(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
 
 
 @pytest.fixture(scope="session")

@@ -3,33 +3,9 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import torch
-
-from fa_rollout.engines.tiny_model import write_tiny_model
-
-CHARACTERS = "0123456789+-*= abcdefgh"
-VOCAB_SIZE = 3 + len(CHARACTERS)
-
-
-def make_model(folder: Path, *, seed: int = 0, context: int = 4096) -> Path:
-    """A model whose next-token distributions differ clearly from uniform, with grouped key-value heads."""
-    return write_tiny_model(
-        folder, characters=CHARACTERS, seed=seed, context=context, key_value_heads=2, std=0.15
-    )
-
-
-def reference_logprobs(
-    model: Any, prompt: list[int], output: list[int], temperature: float = 1.0
-) -> list[float]:
-    """Log-probs of `output` after `prompt` by one forward pass of transformers' own model."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output])).logits[0].float() / temperature
-    logprobs = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
-    return logprobs.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
 
 
 def output_logprobs(reply: dict[str, Any]) -> list[float]:

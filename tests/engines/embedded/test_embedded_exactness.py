@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embedded_client import reference_logprobs
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from fa_rollout.engines.embedded.engine import Engine, PauseMode
@@ -15,6 +14,7 @@ from fa_rollout.engines.embedded.request import FinishKind, Request
 from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.sampling_params import SamplingParams
 from fa_rollout.engines.embedded.scheduler import Limits
+from tests.engines.reference import reference_logprobs
 
 TOLERANCE = 1e-4
 SMALL: dict[str, Any] = {
