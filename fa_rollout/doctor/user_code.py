@@ -44,7 +44,8 @@ def _judged(config: Config, name: str, found: Sequence[RewardOutcome], each_s: f
         text = f"{name} must score a sample, found {failed.reason}: {failed.text}"
         return error("reward", text, "mend the function; a group with a failed reward is not trained")
     values = [f"{one.value:g}{_parts(one.parts)}" for one in found if not isinstance(one, RewardFailed)]
-    text = f"{name} gives {', '.join(values)}; {_ms(each_s)} a call"
+    alike = f"{values[0]} to each of {len(values)} samples" if len(set(values)) == 1 < len(values) else ""
+    text = f"{name} gives {alike or ', '.join(values)}; {_ms(each_s)} a call"
     where = "in the loop" if config.reward.in_loop else f"{config.reward.num_workers} workers"
     if config.reward.in_loop and each_s > _LOOP_S:
         fix = "reward.in_loop = false: every request of every engine waits while it runs"

@@ -281,7 +281,7 @@ def scored(**keys: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("keys", "status", "said"),
     [
-        ({"function": "doctors_task:reward"}, Status.OK, "gives 2, 2"),
+        ({"function": "doctors_task:reward"}, Status.OK, "gives 2 to each of 2 samples"),
         ({"function": "doctors_task:parts", "key": "score"}, Status.OK, "1 (form 0.5)"),
         ({"function": "doctors_task:group", "group": True}, Status.OK, "gives 0, 1"),
         ({"function": "doctors_task:parts"}, Status.ERROR, "reward.key"),
