@@ -1,5 +1,6 @@
 """The append-only log of a run: one JSON object a line, for report and replay, never for resume."""
 
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +13,13 @@ FLUSH_BYTES = 1 << 16
 class EventLog:
     """Buffered writer; `flush` is called once a second and at the end.
 
-    A log that cannot be written (a full disk) is given up with one warning: the run goes on.
+    A log that cannot be written (a full disk) is given up with one warning: the run goes on. A line that a
+    kill has cut short stands alone: what comes after it begins a new one.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else path.open("ab", buffering=0)
-        self._buffer = bytearray()
+        self._buffer = bytearray(b"" if path is None or _is_whole(path) else b"\n")
         self._encoder = msgspec.json.Encoder()
         self.failure: str | None = None
         """Why the log ended early."""
@@ -36,7 +38,8 @@ class EventLog:
         if self._file is None or not self._buffer:
             return
         try:
-            self._file.write(self._buffer)
+            while self._buffer:  # a disk that is nearly full takes a part, and says no to the next
+                del self._buffer[: self._file.write(self._buffer)]
         except OSError as error:
             self.failure = f"the event log {self._file.name} ends here: {error.strerror}"
             self._file.close()
@@ -56,3 +59,12 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file ends with a whole line, or is empty."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
