@@ -27,7 +27,7 @@ from trainer_hook.errors import HookStateError
 from trainer_hook.evaluating import PendingEvaluation
 from trainer_hook.evaluation import Evaluation, Prompt, order_of
 from trainer_hook.nodes import Nodes
-from trainer_hook.process import close_at_exit, name_crashes
+from trainer_hook.process import close_at_exit, is_orderly, name_crashes
 from trainer_hook.pushing import Pusher
 from trainer_hook.session import Session
 from trainer_hook.sharing import Sharing
@@ -333,8 +333,11 @@ class TrainerHook:
     def close(self) -> None:
         """Leave the run in order; idempotent. Records go back; tensors that you kept become copies of
         them."""
+        self._leave(in_order=True)
+
+    def _leave(self, *, in_order: bool) -> None:
         self._updating.pusher.close()
-        self._session.close()
+        self._session.close(in_order=in_order)
 
     def __enter__(self) -> Self:
         return self
@@ -342,4 +345,5 @@ class TrainerHook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Close; where the block has failed, the other ranks are told that this one is gone."""
+        self._leave(in_order=is_orderly(error))

@@ -8,6 +8,8 @@ import sys
 import weakref
 from typing import Protocol
 
+from trainer_hook.errors import EndOfData
+
 
 class Closable(Protocol):
     def close(self) -> None: ...
@@ -29,6 +31,13 @@ def _close_all() -> None:
     if not hasattr(sys, "last_type"):  # set by an exception that nobody caught
         for hook in list(_OPEN):
             hook.close()
+
+
+def is_orderly(error: BaseException | None) -> bool:
+    """Whether what ends a hook's block is the trainer's end, and no failure of it."""
+    if isinstance(error, SystemExit):
+        return not error.code
+    return error is None or isinstance(error, EndOfData | GeneratorExit)
 
 
 def name_crashes() -> None:

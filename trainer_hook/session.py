@@ -114,14 +114,15 @@ class Session:
         for step, sequences in self.leases.take_returned().items():
             self.connection.post(m.Released(step=step, outcome=None, sequences=sequences))
 
-    def close(self) -> None:
-        """Leave the run in order; idempotent."""
+    def close(self, *, in_order: bool = True) -> None:
+        """Leave the run; idempotent. Not `in_order`: the hub is to take it for a death."""
         with self._turn():
             if self._unusable is not None:
                 return
             self.report_returned()
             self._keep_views()
-            self.connection.post(m.Goodbye())
+            if in_order:
+                self.connection.post(m.Goodbye())
             self._let_go("the hook is closed: attach a new one")
 
     def _keep_views(self) -> None:

@@ -132,11 +132,22 @@ with hook.next_batch() as batch:
     pass
 {end}
 """
+IN_ITS_BLOCK = "with hook:\n    raise {}"
 
 
 @pytest.mark.parametrize(
     ("end", "last_words"),
-    [("", "goodbye"), ("raise RuntimeError('out of memory')", "death"), ("import os; os._exit(0)", "death")],
+    [
+        ("", "goodbye"),
+        ("raise RuntimeError('out of memory')", "death"),
+        ("import os; os._exit(0)", "death"),
+        (IN_ITS_BLOCK.format("RuntimeError('out of memory')"), "death"),
+        (IN_ITS_BLOCK.format("KeyboardInterrupt"), "death"),
+        (IN_ITS_BLOCK.format("SystemExit(1)"), "death"),
+        (IN_ITS_BLOCK.format("SystemExit(0)"), "goodbye"),
+        (IN_ITS_BLOCK.format("SystemExit"), "goodbye"),
+        (IN_ITS_BLOCK.format("__import__('trainer_hook').EndOfData('it ended')"), "goodbye"),
+    ],
 )
 def test_a_trainer_that_ends_in_order_says_goodbye_and_one_that_fails_does_not(
     tmp_path: Path, end: str, last_words: str
