@@ -63,8 +63,6 @@ class Holds:
     ring_full: float = 0.0
     """Finished groups have no room, or none may begin for that reason."""
     engines_out: float = 0.0
-    queueing: float = 0.0
-    """Requests wait for a slot."""
     scoring: float = 0.0
     """More samples are being scored than sampled."""
     limit: str = ""
@@ -107,7 +105,6 @@ def holds_of(looks: Iterable[Snapshot]) -> Holds:
         counts["all"] += 1
         counts["ring_full"] += bool(generator.num_waiting_for_ring) or now.groups.limit == NO_ROOM
         counts["out"] += bool(lost)
-        counts["queueing"] += bool(generator.waiting_for_engines)
         counts["scoring"] += generator.rewards_in_progress > max(
             generator.in_flight, now.run.samples_per_group
         )
@@ -116,7 +113,6 @@ def holds_of(looks: Iterable[Snapshot]) -> Holds:
     return Holds(
         ring_full=counts["ring_full"] / num,
         engines_out=counts["out"] / num,
-        queueing=counts["queueing"] / num,
         scoring=counts["scoring"] / num,
         limit=limits.most_common(1)[0][0] if limits else "",
         out=out,
@@ -148,7 +144,7 @@ def _waited_for(stretch: Stretch) -> Bound:
         Bound.ENGINES_OUT: holds.engines_out > 0.5,
         Bound.REWARDS: holds.scoring > 0.5,
         Bound.FILTER: stretch.filtered > 0.5,
-        Bound.ENGINES: load is None or load >= FULL or holds.queueing > 0.5,
+        Bound.ENGINES: load is None or load >= FULL,
         Bound.STALENESS: holds.limit == AT_BOUND,
     }
     return next((bound for bound, holds_back in found.items() if holds_back), Bound.IN_FLIGHT)

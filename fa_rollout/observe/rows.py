@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fa_rollout.observe.bound import AT_BOUND, Level
 from fa_rollout.observe.glyphs import Glyphs
 from fa_rollout.observe.snapshot import RankFigures, RunPhase, Snapshot, StepFigures, TrainerPhase
-from fa_rollout.observe.verdict import judge, mean_step_s
+from fa_rollout.observe.verdict import Verdict, mean_step_s
 from fa_rollout.observe.words import maybe, number, seconds, share, size
 
 Line = list[tuple[str, str]]
@@ -26,9 +26,9 @@ _BAR = 12
 _HEALTH_STYLES = {"ok": "green", "paused": "cyan", "narrowed": "yellow", "out": "bold red"}
 
 
-def head(now: Snapshot, glyphs: Glyphs, width: int, height: int, note: str) -> list[Line]:
+def head(now: Snapshot, verdict: Verdict, glyphs: Glyphs, width: int, height: int, note: str) -> list[Line]:
     """What run it is, how it is, and why; the last two on more than one line where there is room."""
-    run, verdict = now.run, judge(now)
+    run = now.run
     title = f"fa_rollout {run.name[:8]}"
     place = f"step {run.num_trained}/{run.num_steps}  v{run.version}  up {seconds(run.uptime_s)}"
     if (left_s := _left_s(now)) > 0:

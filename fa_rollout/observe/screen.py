@@ -12,6 +12,7 @@ from fa_rollout.observe import rows
 from fa_rollout.observe.glyphs import Glyphs
 from fa_rollout.observe.rows import Line
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
+from fa_rollout.observe.verdict import judge
 
 LABEL = 11
 WIDE = 150
@@ -34,10 +35,16 @@ def draw(
     height: int,
     glyphs: Glyphs,
     note: str = "",
+    looks: Sequence[Snapshot] = (),
     is_over: bool = False,
 ) -> Text:
-    """The whole screen; of a run that is over, without what was under way. `note`: ends the first line."""
-    head = [*rows.head(now, glyphs, width, height, note), []]
+    """The whole screen; of a run that is over, without what was under way.
+
+    Args:
+        note: ends the first line.
+        looks: the latest snapshots, which the verdict rests on.
+    """
+    head = [*rows.head(now, judge(now, looks), glyphs, width, height, note), []]
     room = max(1, height - len(head))
     left, right = _columns(now, steps, glyphs)
     if is_over:

@@ -29,6 +29,8 @@ from fa_rollout.observe.words import progress_line, seconds
 
 NUM_STEPS = 240
 """That curves are drawn of."""
+NUM_LOOKS = 30
+"""That the verdict rests on."""
 SILENT_S = 3.0
 ALL_LINES = 1000
 _QUIT = (b"q", b"Q", b"\x1b", b"\x03")
@@ -42,11 +44,13 @@ class View:
         self._glyphs = glyphs_for(console.encoding)
         self._steps: deque[StepFigures] = deque(maxlen=NUM_STEPS)
         self._heard_s = time.monotonic()
+        self._looks: deque[Snapshot] = deque(maxlen=NUM_LOOKS)
         self.now: Snapshot | None = None
 
     def take(self, snapshot: Snapshot) -> None:
         """The run's state, and the steps that are new."""
         self.now = snapshot
+        self._looks.append(snapshot)
         self._steps += snapshot.steps
         self._heard_s = time.monotonic()
 
@@ -63,6 +67,7 @@ class View:
             height=ALL_LINES if height is None else height,
             glyphs=self._glyphs,
             note=note,
+            looks=self._looks,
             is_over=is_over,
         )
 

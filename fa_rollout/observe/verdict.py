@@ -4,6 +4,7 @@ First what is missing or sticks, which only a run that goes on has; then what it
 rules of `bound`, which the report goes by too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fa_rollout.observe.bound import (
@@ -38,9 +39,9 @@ class Verdict:
     """The cause, and the way out."""
 
 
-def judge(snapshot: Snapshot) -> Verdict:
-    """The first thing that is to be said of a run."""
-    return _of_life(snapshot) or _of_trainer(snapshot) or _of_flow(snapshot)
+def judge(now: Snapshot, looks: Sequence[Snapshot] = ()) -> Verdict:
+    """The first thing that is to be said of a run; `looks`: the latest, so that a moment decides nothing."""
+    return _of_life(now) or _of_trainer(now) or _of_flow(now, looks or [now])
 
 
 def _of_life(now: Snapshot) -> Verdict | None:
@@ -102,14 +103,14 @@ def _stuck(now: Snapshot) -> Verdict:
     )
 
 
-def _of_flow(now: Snapshot) -> Verdict:
+def _of_flow(now: Snapshot, looks: Sequence[Snapshot]) -> Verdict:
     """Whether the trainer waits for data, and for whose sake."""
     idle = now.trainer.recent.idle
     if idle is None:
         groups, wanted = now.groups, now.run.groups_per_step
         why = f"{groups.committed} of {wanted} groups are ready, {groups.running} are running"
         return Verdict(level=Level.NOTE, headline="the first batch is being made", why=why)
-    stretch = stretch_of(now)
+    stretch = stretch_of(now, looks)
     bound = bound_of(stretch)
     level = level_of(bound, stretch)
     if bound is Bound.TRAINING:
@@ -119,7 +120,7 @@ def _of_flow(now: Snapshot) -> Verdict:
     return Verdict(level=level, headline=headline, why=" ".join(remedies(bound, stretch)))
 
 
-def stretch_of(now: Snapshot) -> Stretch:
+def stretch_of(now: Snapshot, looks: Sequence[Snapshot]) -> Stretch:
     """The last steps, as the rules want them."""
     settled = now.groups.trained + now.groups.filtered
     return Stretch(
@@ -128,7 +129,7 @@ def stretch_of(now: Snapshot) -> Stretch:
         load=now.generator.load,
         filtered=now.groups.filtered / settled if settled else 0.0,
         num_engines=len(now.engines),
-        holds=holds_of([now]),
+        holds=holds_of(looks),
     )
 
 

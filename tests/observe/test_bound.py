@@ -52,7 +52,6 @@ WAITS = {"spent": spent(waiting=40.0)}
         (WAITS, Bound.ENGINES, Level.WARN, ["90% busy", "engine.urls", "max_concurrent_samples"]),
         (WAITS | {"load": None}, Bound.ENGINES, Level.WARN, []),
         (WAITS | {"load_in_waits": 0.2}, Bound.IN_FLIGHT, Level.WARN, ["20% busy", "rollout.staleness"]),
-        (WAITS | {"load": 0.2, "holds": Holds(queueing=1.0)}, Bound.ENGINES, Level.WARN, []),
         (WAITS | {"load": 0.2, "holds": AT_BOUND}, Bound.STALENESS, Level.WARN, ["= 4", "20% busy"]),
         (WAITS | {"holds": Holds(ring_full=0.6)}, Bound.RING, Level.WARN, ["ring.bytes"]),
         (WAITS | {"holds": Holds(ring_full=0.4)}, Bound.ENGINES, Level.WARN, []),
@@ -107,6 +106,14 @@ def test_the_live_view_and_the_report_say_the_same_of_the_same_run(
         assert holder(told.bound, whole) in live.headline
         assert holder(told.bound, whole) in told.headline
         assert live.why == " ".join(told.advice)
+
+
+def test_a_moment_does_not_turn_the_live_verdict() -> None:
+    low = {"trainer": {"recent": spent(waiting=30.0)}, "generator": {"load": 0.5}}
+    bound = changed(healthy(), groups={"limit": "the staleness bound"}, **low)
+    full = changed(healthy(), groups={"limit": "room in the ring"}, **low)
+    assert "a full ring" in judge_live(full).headline
+    assert "the staleness bound" in judge_live(full, [bound, bound, full]).headline
 
 
 def test_looks_are_counted_as_shares() -> None:
