@@ -11,8 +11,9 @@ step and publishes after each. All rows have the same settings, so that they dif
 
 The settings are those of the simulator's own scenario (`fa_rollout.simulation`), 19 times as small and as
 quick. A perfect overlap takes max(train, generate) a step, `generate` being tokens over slots times rate;
-`efficiency` is that over what a step took, the first fifth of the steps left out. In an update engines and
-trainer stand still together: `allowed` is the same with the bubbles that were measured.
+`efficiency` is that over what a step took, and `allowed` the same with the bubbles that were measured, since
+in an update engines and trainer stand still together. Steps that count are those of a steady run: not the
+first fifth, and not the last ones, beside which no group starts any more; tokens are those of the same steps.
 """
 
 import argparse
@@ -174,7 +175,7 @@ def measure(mode: Mode, *, num_steps: int, train_s: float = TRAIN_S) -> dict[str
         command = [sys.executable, "-m", "fa_rollout.cli", "run", str(config), "--", *trainer]
         run_to_its_end(command, folder / "run.log")
         share = utilisation.end()
-        return _figures(json.loads((folder / "seen.json").read_text()), share, train_s)
+        return _figures(json.loads((folder / "seen.json").read_text()), mode, share, train_s)
 
 
 def _write_config(folder: Path, mode: Mode, url: str, num_steps: int) -> Path:
@@ -204,13 +205,15 @@ def _write_config(folder: Path, mode: Mode, url: str, num_steps: int) -> Path:
     return path
 
 
-def _figures(seen: dict[str, Any], utilisation: float, train_s: float) -> dict[str, Any]:
-    rows = np.asarray(seen["samples"])
+def _figures(seen: dict[str, Any], mode: Mode, utilisation: float, train_s: float) -> dict[str, Any]:
+    rows, num_steps = np.asarray(seen["samples"]), len(seen["ends_s"])
     oldest, newest, trained, lengths = rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5]
-    step_s = np.diff(seen["ends_s"])[len(seen["ends_s"]) // 5 :]
-    per_step = GROUPS_PER_STEP * SAMPLES_PER_GROUP
-    ideal_s = max(train_s, float(lengths.mean()) * per_step / (NUM_SLOTS * TOKENS_PER_S))
-    counts = seen["counts"]
+    first, end = num_steps // 5 + 1, num_steps - mode.staleness - 1
+    step_s = np.diff(seen["ends_s"])[first - 1 : end - 1]
+    tokens = lengths[(trained >= first) & (trained < end)]  # version k trains step k
+    ideal_s = max(train_s, float(tokens.sum()) / (end - first) / (NUM_SLOTS * TOKENS_PER_S))
+    counts, samples = seen["counts"], {(group, member) for group, member in rows[:, :2].tolist()}
+    num_missing = num_steps * GROUPS_PER_STEP * SAMPLES_PER_GROUP - len(samples)
     return {
         "step_s": float(step_s.mean()),
         "ideal_s": ideal_s,
@@ -223,8 +226,8 @@ def _figures(seen: dict[str, Any], utilisation: float, train_s: float) -> dict[s
         "queued_staleness": _quantiles(trained - newest),
         "staleness": _quantiles(trained - oldest),
         "mean_tokens": float(lengths.mean()),
-        "repeated": len(rows) - len({(group, member) for group, member in rows[:, :2].tolist()}),
-        "lost": counts["failed"] + counts["dropped"],
+        "repeated": len(rows) - len(samples),
+        "lost": counts["failed"] + counts["dropped"] + num_missing,
     }
 
 
