@@ -7,10 +7,11 @@ and a remedy names a key or a part that can be changed.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean
 
-from fa_rollout.observe.snapshot import Snapshot, TimeSpent
+from fa_rollout.observe.snapshot import Snapshot, TimeSpent, TrainerPhase
 from fa_rollout.observe.words import share
 
 IDLE_LIMIT = 0.05
@@ -58,7 +59,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds:
-    """What holds generation back: shares of the looks that were taken at a run, 0 or 1 of a single one."""
+    """What holds generation back, as shares of looks: 0 or 1 of a single one."""
 
     ring_full: float = 0.0
     """Finished groups have no room, or none may begin for that reason."""
@@ -69,6 +70,8 @@ class Holds:
     """What keeps further groups from starting, most often."""
     out: str = ""
     """Engines that are out, of the latest look with one."""
+    load: float | None = None
+    """Of the engines, mean over all looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,6 @@ class Stretch:
     """The bound."""
     load: float | None = None
     """Share of the engines' slots in use; None: not told."""
-    load_in_waits: float | None = None
-    """The same while the trainer waited."""
     away: float = 0.0
     """Share of the trainer's waits in which no generator was there."""
     filtered: float = 0.0
@@ -92,31 +93,48 @@ class Stretch:
 
 
 def holds_of(looks: Iterable[Snapshot]) -> Holds:
-    """What these looks show, as shares of them."""
-    counts: Counter[str] = Counter()
-    limits: Counter[str] = Counter()
-    out = ""
+    """What these looks show, as shares of those at which the trainer waited for data, if it did at any."""
+    waiting, every = _Tally(), _Tally()
     for now in looks:
-        generator = now.generator
+        every.add(now)
+        if now.trainer.phase is TrainerPhase.WAITING:
+            waiting.add(now)
+    return replace((waiting if waiting.num else every).holds(), load=every.load)
+
+
+class _Tally:
+    """Counts of looks."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._counts: Counter[str] = Counter()
+        self._limits: Counter[str] = Counter()
+        self._loads: list[float] = []
+        self._out = ""
+
+    def add(self, now: Snapshot) -> None:
+        generator, groups = now.generator, now.groups
         lost = [engine for engine in now.engines if engine.health == "out"]
         if lost:
-            out = f"{len(lost)} of {len(now.engines)} engines, out: {lost[0].url}: "
-            out += lost[0].now.last_error or "no answer"
-        counts["all"] += 1
-        counts["ring_full"] += bool(generator.num_waiting_for_ring) or now.groups.limit == NO_ROOM
-        counts["out"] += bool(lost)
-        counts["scoring"] += generator.rewards_in_progress > max(
-            generator.in_flight, now.run.samples_per_group
-        )
-        limits[now.groups.limit] += 1
-    num = max(1, counts["all"])
-    return Holds(
-        ring_full=counts["ring_full"] / num,
-        engines_out=counts["out"] / num,
-        scoring=counts["scoring"] / num,
-        limit=limits.most_common(1)[0][0] if limits else "",
-        out=out,
-    )
+            last_error = lost[0].now.last_error or "no answer"
+            self._out = f"{len(lost)} of {len(now.engines)} engines, out: {lost[0].url}: {last_error}"
+        sampled = max(generator.in_flight, now.run.samples_per_group)
+        self.num += 1
+        self._counts["ring_full"] += bool(generator.num_waiting_for_ring) or groups.limit == NO_ROOM
+        self._counts["engines_out"] += bool(lost)
+        self._counts["scoring"] += generator.rewards_in_progress > sampled
+        self._limits[groups.limit] += 1
+        if generator.load is not None:
+            self._loads.append(generator.load)
+
+    @property
+    def load(self) -> float | None:
+        return fmean(self._loads) if self._loads else None
+
+    def holds(self) -> Holds:
+        shares = {name: count / self.num for name, count in self._counts.items()}
+        limit = self._limits.most_common(1)[0][0] if self._limits else ""
+        return Holds(**shares, limit=limit, out=self._out)
 
 
 def bound_of(stretch: Stretch) -> Bound:
@@ -137,7 +155,7 @@ def bound_of(stretch: Stretch) -> Bound:
 
 def _waited_for(stretch: Stretch) -> Bound:
     holds = stretch.holds
-    load = stretch.load if stretch.load_in_waits is None else stretch.load_in_waits
+    load = stretch.load
     found = {
         Bound.GENERATOR: stretch.away > 0.5,
         Bound.RING: holds.ring_full > 0.5,
@@ -160,18 +178,17 @@ def level_of(bound: Bound, stretch: Stretch) -> Level:
 def holder(bound: Bound, stretch: Stretch) -> str:
     """What the trainer is held up by, as a noun with its figure."""
     spent, holds = stretch.spent, stretch.holds
-    load = stretch.load if stretch.load_in_waits is None else stretch.load_in_waits
-    busy = "" if load is None else f" ({share(load)} busy)"
+    busy = "" if stretch.load is None else f"{share(stretch.load)} busy"
     total_s = spent.total_s or 1.0
     return {
-        Bound.ENGINES: f"the engines{busy}",
+        Bound.ENGINES: f"the engines{busy and f' ({busy})'}",
         Bound.ENGINES_OUT: holds.out or "engines that are out",
         Bound.GENERATOR: f"a missing generator ({share(stretch.away)} of the waits)",
         Bound.RING: "a full ring",
         Bound.REWARDS: "rewards: more samples are scored than sampled",
         Bound.FILTER: f"the filter, which rejects {share(stretch.filtered)}",
-        Bound.STALENESS: f"{AT_BOUND}, rollout.staleness = {stretch.staleness}; engines have room{busy}",
-        Bound.IN_FLIGHT: f"too little in flight; engines have room{busy}",
+        Bound.STALENESS: f"{AT_BOUND}, rollout.staleness = {stretch.staleness} (engines {busy})",
+        Bound.IN_FLIGHT: f"too little in flight (engines {busy})",
         Bound.UPDATES: f"weight updates, {share(spent.updating / total_s)} of its time",
         Bound.OUTSIDE: f"its own code between steps, {share(spent.outside / total_s)} of its time",
     }.get(bound, "")

@@ -1,7 +1,7 @@
 """Numbers of a run, computed from its history. Pure.
 
 In: a `History`. Out: figures of each step, the trainer's time, series over time, histograms.
-Invariant: nothing is estimated: what the events do not tell is None or absent.
+Invariant: what the events do not tell is None or absent; the samples at engines alone are an estimate.
 
 A cycle of the trainer is from the first rank's request for a step to its request for the next one.
 """
@@ -116,7 +116,7 @@ class Series:
     width_s: float
     """Of a stretch."""
     running: list[float]
-    """Samples of groups that engines work on."""
+    """Samples that engines work on: shorter ones of a group are taken to have ended earlier."""
     ready: list[float]
     """Groups that wait for the trainer."""
     ring_bytes: list[float]
@@ -139,7 +139,9 @@ def series(history: History, num_stretches: int = 240) -> Series:
     for group in history.groups.values():
         left_s = group.committed_s or group.ended_s or history.last_s
         if group.dispatched_s is not None and left_s > group.dispatched_s:
-            running.add(place(group.dispatched_s), place(left_s), len(group.rewards) or per_group)
+            lens = group.response_lens
+            places = sum(lens) / max(lens) if any(lens) else per_group
+            running.add(place(group.dispatched_s), place(left_s), places)
         if group.committed_s is None:
             continue
         step = history.steps.get(-1 if group.step is None else group.step)
@@ -178,19 +180,20 @@ def capacity(history: History) -> int:
     return max((life.concurrency for life in history.lives), default=0)
 
 
-def load(history: History, steps: list[StepFigures], over: Series, *, in_waits: bool) -> float | None:
-    """Share of the engines' places that were taken, since the first batch, or in the trainer's waits."""
+def load(history: History, steps: list[StepFigures], over: Series) -> float | None:
+    """Share of the engines' places that were taken since the first batch, where the metrics do not tell it.
+
+    An estimate: of a group it is known when its first request left and when its record came, and a shorter
+    answer is taken to have held its place for a shorter time.
+    """
     room = capacity(history)
     if not steps or not room:
         return None
-    first, last = steps[0], steps[-1]
-    spans = [(first.start_s + first.wait, last.start_s + last.total)]
-    if in_waits:
-        spans = [(step.start_s, step.start_s + step.idle) for step in steps if step.idle > 0]
+    start_s, end_s = steps[0].start_s + steps[0].wait, steps[-1].start_s + steps[-1].total
     taken = total = 0.0
     for index, level in enumerate(over.running):
         low = over.start_s + index * over.width_s
-        share = sum(max(0.0, min(b, low + over.width_s) - max(a, low)) for a, b in spans)
+        share = max(0.0, min(end_s, low + over.width_s) - max(start_s, low))
         taken += min(level, room) * share
         total += share
     return min(1.0, taken / (total * room)) if total > 0 else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fa_rollout.observe.bound import Holds, holds_of
-from fa_rollout.observe.snapshot import EngineState, Snapshot, TrainerPhase
+from fa_rollout.observe.snapshot import EngineState, Snapshot
 
 FILE_NAME = "metrics.jsonl"
 
@@ -30,10 +30,9 @@ def looks(folder: Path, run: str) -> Iterator[Snapshot]:
                 yield now
 
 
-def holds_in_waits(folder: Path, run: str) -> Holds:
-    """What held generation back while the trainer waited for data, its first wait left out."""
-    phase = TrainerPhase.WAITING
-    return holds_of(now for now in looks(folder, run) if now.trainer.phase is phase and now.totals.steps)
+def holds(folder: Path, run: str) -> Holds:
+    """What held generation back, from the first trained step on."""
+    return holds_of(now for now in looks(folder, run) if now.totals.steps)
 
 
 def last_engines(folder: Path, run: str) -> list[EngineState]:

@@ -41,7 +41,7 @@ class Summary:
 
 
 def summarize(history: History, holds: Holds | None = None) -> Summary:
-    """Compute everything; `holds`: what the metrics saw in the trainer's waits."""
+    """Compute everything; `holds`: what the metrics saw."""
     steps = figures.step_figures(history)
     over = figures.series(history)
     stretch = _stretch(history, steps, over, holds or Holds())
@@ -76,8 +76,7 @@ def _stretch(history: History, steps: list[StepFigures], over: Series, holds: Ho
     return Stretch(
         spent=figures.spent(steps),
         staleness=int((history.config.get("rollout") or {}).get("staleness", 0)),
-        load=figures.load(history, steps, over, in_waits=False),
-        load_in_waits=figures.load(history, steps, over, in_waits=True),
+        load=figures.load(history, steps, over) if holds.load is None else holds.load,
         away=figures.away_share(history, steps),
         filtered=books.get("filtered", 0) / settled if settled else 0.0,
         num_engines=max((len(life.engines) for life in history.lives), default=0),

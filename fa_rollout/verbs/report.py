@@ -39,14 +39,14 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from fa_rollout.config import ConfigError
     from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
     from fa_rollout.report import trace
-    from fa_rollout.report.looks import holds_in_waits, last_engines
+    from fa_rollout.report.looks import holds, last_engines
     from fa_rollout.report.page import page
     from fa_rollout.report.sample_cards import Shown, chosen
     from fa_rollout.report.summary import summarize
 
     found = launches(options.folder)
     history = choose(found, options.launch)
-    summary = summarize(history, holds_in_waits(options.folder, history.run))
+    summary = summarize(history, holds(options.folder, history.run))
     samples: list[Shown] = []
     without = "The run kept no samples (run.samples), or has written none yet."
     try:

@@ -15,7 +15,7 @@ from fa_rollout.observe.bound import (
     level_of,
     remedies,
 )
-from fa_rollout.observe.snapshot import TimeSpent
+from fa_rollout.observe.snapshot import TimeSpent, TrainerPhase
 from fa_rollout.observe.verdict import judge as judge_live
 from fa_rollout.report.verdict import Facts
 from fa_rollout.report.verdict import judge as judge_whole
@@ -51,7 +51,7 @@ WAITS = {"spent": spent(waiting=40.0)}
         ({"spent": spent(waiting=6.0)}, Bound.ENGINES, Level.NOTE, ["90%"]),
         (WAITS, Bound.ENGINES, Level.WARN, ["90% busy", "engine.urls", "max_concurrent_samples"]),
         (WAITS | {"load": None}, Bound.ENGINES, Level.WARN, []),
-        (WAITS | {"load_in_waits": 0.2}, Bound.IN_FLIGHT, Level.WARN, ["20% busy", "rollout.staleness"]),
+        (WAITS | {"load": 0.2}, Bound.IN_FLIGHT, Level.WARN, ["20% busy", "rollout.staleness"]),
         (WAITS | {"load": 0.2, "holds": AT_BOUND}, Bound.STALENESS, Level.WARN, ["= 4", "20% busy"]),
         (WAITS | {"holds": Holds(ring_full=0.6)}, Bound.RING, Level.WARN, ["ring.bytes"]),
         (WAITS | {"holds": Holds(ring_full=0.4)}, Bound.ENGINES, Level.WARN, []),
@@ -114,6 +114,15 @@ def test_a_moment_does_not_turn_the_live_verdict() -> None:
     full = changed(healthy(), groups={"limit": "room in the ring"}, **low)
     assert "a full ring" in judge_live(full).headline
     assert "the staleness bound" in judge_live(full, [bound, bound, full]).headline
+
+
+def test_looks_at_which_the_trainer_waited_count_before_others_and_all_for_the_load() -> None:
+    waiting = {"phase": TrainerPhase.WAITING}
+    at_bound = changed(healthy(), groups={"limit": "the staleness bound"}, generator={"load": 0.5})
+    full = changed(healthy(), groups={"limit": "room in the ring"}, generator={"load": 0.9}, trainer=waiting)
+    holds = holds_of([at_bound, at_bound, full])
+    assert (holds.ring_full, holds.limit) == (1.0, "room in the ring")
+    assert holds.load == pytest.approx((0.5 + 0.5 + 0.9) / 3)
 
 
 def test_looks_are_counted_as_shares() -> None:

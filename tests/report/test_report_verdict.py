@@ -9,7 +9,7 @@ import pytest
 
 from fa_rollout.observe.bound import Bound, Level, Stretch
 from fa_rollout.observe.snapshot import Snapshot, TimeSpent, TrainerPhase
-from fa_rollout.report.looks import FILE_NAME, holds_in_waits, last_engines
+from fa_rollout.report.looks import FILE_NAME, holds, last_engines
 from fa_rollout.report.verdict import Facts, judge
 from tests.observe.shots import changed, engine, healthy
 
@@ -66,7 +66,7 @@ def test_looks_count_where_the_trainer_waited_and_those_of_other_releases_do_not
         '{"half',
     ]
     (tmp_path / FILE_NAME).write_text("\n".join(lines))
-    assert holds_in_waits(tmp_path, healthy().run.name).ring_full == 1.0
+    assert holds(tmp_path, healthy().run.name).ring_full == 1.0
     assert last_engines(tmp_path, healthy().run.name) == [engine(9)]
     assert last_engines(tmp_path / "nowhere", "") == []
 
