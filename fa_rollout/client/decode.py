@@ -86,7 +86,7 @@ def decode_reply(
         columns = _fast(body) or _plain(body)
         told = columns[2].id
         if wire_id is not None and told is not None and wire_id not in told:
-            raise InvalidReply(f"an answer must be of request {wire_id}, found one of {told}")
+            raise InvalidReply(f"an answer must be of request {wire_id}, found one of {told!r:.200}")
         return _completion(columns, engine, partial)
     except InvalidReply as error:
         raise InvalidReply(f"{error} (engine {engine or 'unknown'})") from None
@@ -266,7 +266,10 @@ def _versions(meta: Meta, num_tokens: int, *, may_exceed: bool) -> tuple[tuple[s
 
 
 def _label(version: str | int | None) -> str | None:
-    return None if version is None else str(version)
+    """As text that can be told on: JSON may escape what is no Unicode."""
+    if version is None:
+        return None
+    return str(version) if str(version).isprintable() else ascii(version)
 
 
 def _extra(meta: Meta, num_tokens: int) -> dict[str, npt.NDArray[Any]]:

@@ -141,6 +141,11 @@ def test_each_token_keeps_the_version_that_sampled_it() -> None:
     assert completion.has_spans
 
 
+def test_a_version_that_is_no_unicode_is_told_in_words_that_are() -> None:
+    raw = body(meta={"weight_version": "?"}).replace(b'"?"', b'"\\ud800"')
+    assert decode_reply(raw).versions == (("'\\ud800'", 2),)
+
+
 def test_a_version_that_the_engine_does_not_tell_is_none() -> None:
     assert decode_reply(body(meta={"weight_version": None})).versions == ((None, 2),)
     assert decode_reply(_with_spans((None, 0, 2))).versions == ((None, 2),)

@@ -165,7 +165,7 @@ def test_an_answer_that_is_not_true_is_refused_with_its_reason_and_not_asked_for
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ({"meta": {"id": "another"}}, "must be of request .*-r.*, found one of another"),
+        ({"meta": {"id": "another"}}, "must be of request .*-r.*, found one of 'another'"),
         ({"meta": {"prompt_tokens": len(PROMPT) - 1}}, f"all {len(PROMPT)} prompt ids, found 39 taken"),
         (
             {"output_ids": [11, 32000], "meta": {"output_token_logprobs": [[-1, 11], [-1, 32000]]}},
