@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fa_rollout.client.decode import POSITIVE_TOLERANCE
 from fa_rollout.generator.errors import SampleRefused
 from fa_rollout.generator.extras import extra_pieces
-from fa_rollout.sample import Sample
+from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from shm.ring import Descriptor, Field
 from trainer_hook.messages import Commit
 from trainer_hook.record import Column, ExtraColumn, RecordHead, columns_of
@@ -135,13 +135,23 @@ def check_sample(sample: Sample) -> None:
         _require(found == num_tokens, name, f"one entry for each of {num_tokens} response ids", found)
     if num_tokens:
         _check_tokens(sample)
-    ends = [0, *(span.end for span in sample.version_spans)]
-    covers = ends[-1] == num_tokens and all(a < b for a, b in itertools.pairwise(ends))
-    _require(covers, "version_spans", f"rising ends up to {num_tokens}", sample.version_spans)
-    _require(sample.finish_reason is not None, "finish_reason", "set", sample.finish_reason)
+    _check_spans(sample, num_tokens)
+    is_reason = sample.finish_reason in list(FinishReason)
+    _require(is_reason, "finish_reason", "one of " + ", ".join(FinishReason), sample.finish_reason)
     reward = sample.reward
     is_number = reward is not None and abs(reward) <= _MAX_FLOAT32  # False for NaN too
     _require(is_number, "reward", "a finite number, in float32 too", reward)
+
+
+def _check_spans(sample: Sample, num_tokens: int) -> None:
+    spans = sample.version_spans
+    are_whole = all(
+        type(span) is VersionSpan and type(span.version) is type(span.end) is int for span in spans
+    )
+    _require(are_whole, "version_spans", "VersionSpans of whole numbers", spans)
+    ends = [0, *(span.end for span in spans)]
+    covers = ends[-1] == num_tokens and all(a < b for a, b in itertools.pairwise(ends))
+    _require(covers, "version_spans", f"rising ends up to {num_tokens}", spans)
 
 
 def _check_tokens(sample: Sample) -> None:

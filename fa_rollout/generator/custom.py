@@ -133,8 +133,13 @@ class GenerateContext:
         append_tool(sample, ids)
 
 
-def as_samples(result: Any, sample: Sample) -> list[Sample]:
-    """What a custom function returned, as the samples of one execution.
+def identity_of(sample: Sample) -> tuple[int, int, int]:
+    """Which execution of which group it is."""
+    return (sample.group, sample.member, sample.attempt)
+
+
+def as_samples(result: Any, identity: tuple[int, int, int]) -> list[Sample]:
+    """What a custom function returned, as the samples of the execution that it was given.
 
     Raises:
         SampleRefused: it returned something else.
@@ -142,7 +147,6 @@ def as_samples(result: Any, sample: Sample) -> list[Sample]:
     samples = list(result) if isinstance(result, list | tuple) else [result]
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise SampleRefused(f"samples: a custom generate must return a Sample or some, found {result!r:.200}")
-    identity = (sample.group, sample.member, sample.attempt)
-    if any((item.group, item.member, item.attempt) != identity for item in samples):
+    if any(identity_of(item) != identity for item in samples):
         raise SampleRefused("member: a custom generate must return samples of the execution it was given")
     return samples

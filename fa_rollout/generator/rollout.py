@@ -9,7 +9,7 @@ import copy
 from fa_rollout.config import Config, Sampling
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.generator.custom import Generate, GenerateContext, append_turn, as_samples
+from fa_rollout.generator.custom import Generate, GenerateContext, append_turn, as_samples, identity_of
 from fa_rollout.generator.extras import ROUTED_EXPERTS
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.requester import Requester, Ticket
@@ -51,9 +51,10 @@ class Rollout:
             samples = [sample]
         else:
             context = GenerateContext(self._requester, self._tokenizer, ticket)
+            identity = identity_of(sample)
             with contained():
                 made = await self._generate(context, sample, params)
-            samples = as_samples(made, sample)
+            samples = as_samples(made, identity)
         for one in samples:
             one.response = self._tokenizer.decode(one.response_ids)
         return samples

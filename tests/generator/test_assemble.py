@@ -35,7 +35,12 @@ BAD_FIELDS: list[tuple[str, str, Any]] = [
     ("spans too long", "version_spans", [VersionSpan(1, 5)]),
     ("spans that do not rise", "version_spans", [VersionSpan(1, 2), VersionSpan(2, 2), VersionSpan(2, 4)]),
     ("no spans", "version_spans", []),
+    ("a version as text", "version_spans", [VersionSpan("1", 4)]),  # type: ignore[arg-type]
+    ("a version of numpy's", "version_spans", [VersionSpan(np.int64(1), 4)]),  # type: ignore[arg-type]
+    ("a version between two", "version_spans", [VersionSpan(1.5, 4)]),  # type: ignore[arg-type]
+    ("spans as pairs", "version_spans", [(1, 4)]),
     ("no finish", "finish_reason", None),
+    ("a finish that is none", "finish_reason", "over"),
     ("no reward", "reward", None),
     ("a reward that is not finite", "reward", float("nan")),
     ("a reward beyond float32", "reward", 1e39),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fa_rollout.generator.assemble import check_sample
-from fa_rollout.generator.custom import append_tool, append_turn, as_samples, sample_ids
+from fa_rollout.generator.custom import append_tool, append_turn, as_samples, identity_of, sample_ids
 from fa_rollout.generator.errors import SampleRefused
 from fa_rollout.generator.turn import Turn
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
@@ -95,10 +95,14 @@ def test_a_turn_without_room_adds_nothing_but_its_finish() -> None:
 
 def test_a_generate_function_returns_samples_of_its_own_execution() -> None:
     sample = fresh_sample()
-    assert as_samples(sample, sample) == [sample]
-    assert as_samples((sample, sample), sample) == [sample, sample]
+    own = identity_of(sample)
+    assert as_samples(sample, own) == [sample]
+    assert as_samples((sample, sample), own) == [sample, sample]
     for wrong in (None, [], "text", [sample, None], {"sample": sample}):
         with pytest.raises(SampleRefused, match=r"^samples: "):
-            as_samples(wrong, sample)
+            as_samples(wrong, own)
     with pytest.raises(SampleRefused, match=r"^member: "):
-        as_samples(fresh_sample(member=1), sample)
+        as_samples(fresh_sample(member=1), own)
+    sample.group += 1
+    with pytest.raises(SampleRefused, match=r"^member: "):
+        as_samples(sample, own)
