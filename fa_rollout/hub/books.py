@@ -86,8 +86,11 @@ class Books:
         self._places: Counter[Place] = Counter()
         self.has_kept = False
         """Some group may have tokens that a checkpoint kept."""
+        self._num_seen = 0
+        """Groups that were taken in any branch: all below have had an attempt."""
         self._last_attempts: dict[int, int] = {}
-        """Of abandoned groups: what the generator still says of them must not count for the next attempt."""
+        """Of groups that have ended or were abandoned, where it is not 0: one that a checkpoint brings back goes
+        on from there, since what is still said of an attempt before must not count for it."""
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -107,6 +110,7 @@ class Books:
             self._places[Place.QUEUED] += 1
             names.append(name)
         self.cursor += num_new
+        self._num_seen = max(self._num_seen, self.cursor)
         for name in names:
             self._move(self.groups[name], Place.ISSUED)
         return [self.assignment(self.groups[name]) for name in names]
@@ -200,6 +204,7 @@ class Books:
 
     def end(self, group: Group, end: End) -> None:
         """Settle a group."""
+        self._remember(group)
         self._places[group.place] -= 1
         self.ends[end] += 1
         del self.groups[group.group]
@@ -235,17 +240,21 @@ class Books:
         abandoned = [group for name, group in self.groups.items() if name not in wanted]
         kept = {name: group for name, group in self.groups.items() if name in wanted}
         self.cursor = cursor
-        self._last_attempts |= {group.group: group.attempt for group in abandoned}
-        again = {
-            name: Group(group=name, attempt=max(1, self._next_attempt(name))) for name in wanted - kept.keys()
-        }
+        self._num_seen = max(self._num_seen, cursor)
+        for group in abandoned:
+            self._remember(group)
+        again = {name: Group(group=name, attempt=self._next_attempt(name)) for name in wanted - kept.keys()}
         self.groups = kept | again
         self._places = Counter(group.place for group in self.groups.values())
         self.ends = Counter({End(name): number for name, number in ends.items()})
         return abandoned
 
+    def _remember(self, group: Group) -> None:
+        if group.attempt:
+            self._last_attempts[group.group] = group.attempt
+
     def _next_attempt(self, name: int) -> int:
-        return self._last_attempts.get(name, -1) + 1
+        return 0 if name >= self._num_seen else self._last_attempts.get(name, 0) + 1
 
     def _expected(self, name: int, attempt: int) -> Group | None:
         group = self.groups.get(name)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fa_rollout.hub.books import Books, Group, Place
-from fa_rollout.hub.stream import End, Stream
+from fa_rollout.hub.stream import Stream
 from trainer_hook.messages import Commit, Settlement
 
 
@@ -46,7 +46,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.handed: list[list[int]] = []
         self.saved: tuple[int, list[int], dict[str, int]] | None = None
-        self.ended: dict[int, End] = {}
+        self.attempts: set[tuple[int, int]] = set()
 
     def _some(self, place: Place, pick: int) -> Group | None:
         groups = [g for g in self.books.groups.values() if g.place is place]
@@ -57,6 +57,9 @@ class LedgerMachine(RuleBasedStateMachine):
         issued = self.books.take(number)
         assert len(issued) == number
         for assignment in issued:
+            attempt = (assignment.group, assignment.attempt)
+            assert attempt not in self.attempts, "what is said of one attempt must not count for another"
+            self.attempts.add(attempt)
             epoch, _ = divmod(assignment.group, 7)
             assert assignment.epoch == epoch
             assert 0 <= assignment.prompt_index < 7
@@ -189,3 +192,18 @@ def test_what_is_said_of_an_abandoned_group_does_not_count_for_its_next_attempt(
     assert new.attempt > old.attempt
     assert not books.settle(old.group, old.attempt, Settlement.DROPPED)
     assert books.settle(new.group, new.attempt, Settlement.RETURNED)
+
+
+def test_what_was_trained_and_comes_back_goes_on_from_its_last_attempt() -> None:
+    books = Books(stream())
+    for attempt in range(2):
+        issued = books.take(2)
+        assert [(a.group, a.attempt) for a in issued] == [(0, attempt), (1, attempt)]
+        books.generator_died()
+    books.take(2)
+    for name in (0, 1):
+        books.settle(name, 2, Settlement.FILTERED)
+    books.rewind(2, [0], {"filtered": 1})
+    assert [(a.group, a.attempt) for a in books.take(1)] == [(0, 3)]
+    books.rewind(0, [], {})
+    assert [(a.group, a.attempt) for a in books.take(3)] == [(0, 4), (1, 3), (2, 0)]
