@@ -89,8 +89,8 @@ class Books:
         self._num_seen = 0
         """Groups that were taken in any branch: all below have had an attempt."""
         self._last_attempts: dict[int, int] = {}
-        """Of groups that have ended or were abandoned, where it is not 0: one that a checkpoint brings back goes
-        on from there, since what is still said of an attempt before must not count for it."""
+        """Of groups that have ended or were abandoned, where it is not 0: one that a checkpoint brings back
+        goes on from there, since what is still said of an attempt before must not count for it."""
 
     # --- taking -----------------------------------------------------------------------------------
 
