@@ -240,7 +240,8 @@ class Sender:
                 self.policy.backoff_cap_s,
                 random.random(),
             )
-            lane.window.rest(now + self._asked_for_s(failure))
+            if not self.fleet.is_router(self.fleet.fronts[lane.url]):  # else it is one worker's word
+                lane.window.rest(now + self._asked_for_s(failure))
             self.recovery.overloaded(lane)
         elif failure.failure is FailureClass.TRANSIENT and lane.circuit.fail(str(failure)):
             self.recovery.opened(lane)
