@@ -70,8 +70,9 @@ def test_a_stranger_is_refused_with_the_reason_and_gets_no_descriptor(
 
 
 def test_bytes_that_are_no_hello_end_only_their_own_connection(rig: MakeRig) -> None:
+    nested = m.encode(m.StageDone(number=1, value=1))[:-1] + b"\x91" * 100_000 + b"\x01"
     with rig() as run, run.attach() as hook:
-        for payload in (b"", b"\x80\x04K\x01.", b"\xff" * 1000, m.encode(m.Goodbye())):
+        for payload in (b"", b"\x80\x04K\x01.", b"\xff" * 1000, nested, m.encode(m.Goodbye())):
             refused, fds = answer(run, payload)
             assert isinstance(refused, m.Refused), payload
             assert not fds

@@ -33,7 +33,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
         _decoder = msgspec.msgpack.Decoder(union)
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ChannelError(
             f"a control message must be one of protocol {PROTOCOL}; found {len(payload)} bytes that are not "
             f"({error}); the peer is of another release or is no part of fa_rollout"
