@@ -141,6 +141,7 @@ class SlimeGenerator:
         """
         try:
             slime = await asyncio.to_thread(upstream.load)
+            await asyncio.to_thread(slime.http_utils.init_http_client, self._args)
         except ImportError as error:
             raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
         self._set_up(slime)
@@ -148,11 +149,11 @@ class SlimeGenerator:
         slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
         # torch and transformers stay for good: no collection shall walk their million objects again.
         gc.freeze()
+        gc.set_threshold(20_000, 10, 1_000)  # samples and their traces are many small objects without cycles
         self._slime.set_result(slime)
 
     def _set_up(self, slime: Upstream) -> None:
         """Put our client where slime's is."""
-        slime.http_utils.init_http_client(self._args)
         slime.http_utils._post = self._transport.post
         if self._requester is not None:
             arrays = self._options.arrays or not shows_samples(self._args)

@@ -60,4 +60,5 @@ def _call_hooks(args: Any, made: Rollout, data_source: Any) -> None:
     if args.rollout_all_samples_process_path is not None:
         others = [pickle.loads(group.payload) for group in made.departed if group.payload]
         everything = sorted([*made.groups, *others], key=first_index)
-        upstream.load_function(args.rollout_all_samples_process_path)(args, everything, data_source)
+        process = upstream.load_function(args.rollout_all_samples_process_path)
+        process(args, everything, data_source.get_samples)  # slime gives this method, too

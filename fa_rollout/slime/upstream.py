@@ -1,6 +1,7 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
 """The names of slime that fa_rollout uses, all in one place; importing them imports torch."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ def load() -> Upstream:
     from slime.utils.misc import load_function
     from slime.utils.types import Sample
 
+    for function in (sglang_rollout.generate_and_rm, sglang_rollout.generate_and_rm_group):
+        _keep_signature(function)
     return Upstream(
         Sample=Sample,
         sglang_rollout=sglang_rollout,
@@ -37,6 +40,12 @@ def load() -> Upstream:
         traces=trace_utils,
         load_function=load_function,
     )
+
+
+def _keep_signature(function: Any) -> None:
+    """slime's tracing asks for it in every call; found once, it is told from there on."""
+    traced = inspect.unwrap(function)
+    traced.__signature__ = inspect.signature(traced)
 
 
 def train_output(samples: list[Any], metrics: dict[str, Any]) -> Any:

@@ -131,4 +131,5 @@ def remove_first(args: Any, groups: list[list[Sample]]) -> None:
 
 
 def count_all(args: Any, groups: list[list[Sample]], data_source: Any) -> None:
-    data_source.seen = getattr(data_source, "seen", []) + [group[0].group_index for group in groups]
+    source = data_source.__self__  # slime gives the method by which groups are taken
+    source.seen = getattr(source, "seen", []) + [group[0].group_index for group in groups]

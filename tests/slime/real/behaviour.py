@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from slime.rollout.base_types import call_rollout_fn
+from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.arguments import parse_args
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import load_function
@@ -60,11 +61,13 @@ class Life:
                 self._look(step)
 
     def _call(self, step: int) -> None:
+        set_current_rollout_id(step)
         output = call_rollout_fn(self._train, self._args, step, self._source, evaluation=False)
         groups = [[told(member) for member in group] for group in output.samples]
         tell(step=step, groups=groups, metrics=output.metrics or {})
 
     def _look(self, step: int) -> None:
+        set_current_rollout_id(step)
         output = call_rollout_fn(self._evaluate, self._args, step, self._source, evaluation=True)
         tell(step=step, rewards={name: data["rewards"] for name, data in output.data.items()})
 

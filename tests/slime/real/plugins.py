@@ -1,6 +1,7 @@
 """Plug-ins for the real slime."""
 
 import copy
+import json
 import os
 import time
 from pathlib import Path
@@ -35,6 +36,26 @@ async def raises_in_group_2(args: Any, sample: Any, **options: Any) -> float:
         note_the_time(Path(os.environ["FA_ROLLOUT_TEST_RAISED"]))
         raise ArithmeticError("no reward for group 2")
     return 1.0
+
+
+def note_rollout_id(args: Any, sample: Any, rollout_id: int | None) -> None:
+    sample.metadata["hooked_in"] = rollout_id
+
+
+def remove_first(args: Any, groups: list[list[Any]]) -> None:
+    groups[0][0].remove_sample = True
+
+
+def note_all(args: Any, groups: list[list[Any]], data_source: Any) -> None:
+    """One line of JSON for each call: what it was given."""
+    seen = {
+        "groups": [group[0].group_index for group in groups],
+        "hooked_in": [sample.metadata["hooked_in"] for group in groups for sample in group],
+        "num_removed": sum(sample.remove_sample for group in groups for sample in group),
+        "takes_groups": callable(data_source),
+    }
+    with open(os.environ["FA_ROLLOUT_TEST_SEEN"], "a") as file:
+        file.write(json.dumps(seen) + "\n")
 
 
 def note_the_time(path: Path) -> None:

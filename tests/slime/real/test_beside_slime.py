@@ -172,6 +172,32 @@ def test_slimes_ignores_a_dynamic_filter_and_ours_applies_it(scene: Scene) -> No
     assert dropped > 0
 
 
+def test_functions_over_a_whole_rollout_get_the_same_from_slimes_synchronous_one_and_from_ours(
+    scene: Scene, tmp_path: Path
+) -> None:
+    more = ["--group-rm", "--over-sampling-batch-size", "4"]
+    more += ["--rollout-sample-hook-path", f"{PLUGINS}.note_rollout_id"]
+    more += ["--rollout-sample-filter-path", f"{PLUGINS}.remove_first"]
+    more += ["--rollout-all-samples-process-path", f"{PLUGINS}.note_all"]
+
+    def told(function: str) -> list[dict[str, Any]]:
+        file = tmp_path / f"{function}.jsonl"
+        seen = scene.play(function, *more, env={"FA_ROLLOUT_TEST_SEEN": str(file)}, stop=4)
+        assert not seen.error, seen.error
+        assert all(sample["reward"] is not None for sample in seen.samples)
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    slimes, ours = told("slime.rollout.sglang_rollout.generate_rollout"), told(OURS)
+    assert len(slimes) == len(ours) == 4
+    for step, (theirs, own) in enumerate(zip(slimes, ours, strict=True)):
+        assert theirs["num_removed"] == own["num_removed"] == 1
+        assert theirs["takes_groups"] == own["takes_groups"]
+        assert set(theirs["hooked_in"]) == {step}
+        assert None not in own["hooked_in"]
+        assert max(own["hooked_in"]) <= step
+        assert own["groups"] == sorted(own["groups"])
+
+
 def test_slimes_drops_a_group_that_raises_in_silence_and_ours_tells(scene: Scene, tmp_path: Path) -> None:
     raised = tmp_path / "raised"
     more = ["--custom-rm-path", f"{PLUGINS}.raises_in_group_2"]

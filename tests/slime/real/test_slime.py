@@ -184,6 +184,30 @@ def test_fan_out_and_the_fast_conversion_go_through_slimes_own_steps(
     assert all(step["types"] == ["Tensor"] for step in steps), "trainers have ordinary tensors"
 
 
+def test_options_of_a_file_arrays_and_dumps_go_through_slimes_own_steps(
+    tmp_path: Path, model: Path, engines: Any
+) -> None:
+    made = engines(1)
+    file = tmp_path / "options.yaml"
+    file.write_text(f"fa_rollout_arrays: true\nfa_rollout_log_dir: {tmp_path / 'events'}\n")
+    dump = tmp_path / "dump"
+    more = ["--custom-config-path", str(file), "--dump-details", str(dump)]
+    steps = Training(tmp_path, model, made, "--num-rollout", "3", "--partial-rollout", *more).wait()
+    assert (tmp_path / "events" / "events.jsonl").exists()
+    code = (
+        "import json, sys; from slime.observability.rollout_data_utils import load_debug_rollout_data\n"
+        "read = [load_debug_rollout_data(sys.argv[1], rollout_id=step) for step in range(3)]\n"
+        "print(json.dumps([[(s.index, len(s.tokens), type(s.tokens).__name__) for s in r] for r in read]))"
+    )
+    words = [PYTHON, "-c", code, str(dump / "rollout_data" / "{rollout_id}.pt")]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+    dumped = json.loads(done.stdout.splitlines()[-1])
+    for step, samples in zip(steps, dumped, strict=True):
+        lengths = dict(zip(step["indices"], step["lengths"], strict=True))
+        assert {index: length for index, length, _ in samples} == lengths
+        assert {kind for _, _, kind in samples} == {"ndarray"}
+
+
 def test_an_exception_of_a_reward_ends_the_training_with_its_traceback(
     tmp_path: Path, model: Path, engines: Any
 ) -> None:
