@@ -101,7 +101,7 @@ def _fast(body: bytes) -> _Columns | None:
         items = np.frombuffer(_numbers(items_json.translate(_NULL_TO_MARK), "d"))
         wide_ids = np.frombuffer(_numbers(ids_json, "i"), np.int64)
         meta = _REST.decode(rest_json).meta_info
-    except (ValueError, TypeError, msgspec.MsgspecError):
+    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
         return None
     if len(items) != 3 * len(wide_ids) or not len(wide_ids):
         return None

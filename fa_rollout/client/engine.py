@@ -101,7 +101,7 @@ class Engine:
             raise ControlRefused(f"{method} {self.url}{path} must be accepted, found {status} {text}", status)
         try:
             answer = msgspec.json.decode(body) if body else {}
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return {}
         return answer if isinstance(answer, dict) else {}
 

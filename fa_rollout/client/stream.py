@@ -77,7 +77,7 @@ def _error(payload: bytes) -> StreamError:
     """An error event, whose `error` is an object or a text, and whose code may be a number or be missing."""
     try:
         error = msgspec.json.decode(payload)["error"]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         error = payload.decode(errors="replace")
     if not isinstance(error, dict):
         error = {"message": error}

@@ -118,6 +118,12 @@ def test_what_is_no_answer_is_refused(raw: bytes) -> None:
         decode_reply(raw)
 
 
+def test_an_answer_nested_without_end_is_refused_though_its_tokens_are_there() -> None:
+    raw = body(meta={"more": 1}).replace(b'"more":1', b'"more":' + b"[" * 100_000 + b"]" * 100_000)
+    with pytest.raises(InvalidReply, match="recursion depth"):
+        decode_reply(raw)
+
+
 @pytest.mark.parametrize("keys", [{}, {"output_token_logprobs": []}])
 def test_an_abort_without_a_token_is_an_answer(keys: dict[str, Any]) -> None:
     finish = {"type": "abort", "message": "Abort in waiting queue", "status_code": None, "err_type": None}

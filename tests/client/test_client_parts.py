@@ -101,6 +101,7 @@ def test_an_error_event_is_an_error() -> None:
         (b'{ "error": {"message":"busy","code":"503"}}', 503, "busy"),
         (b'{"error":{"message":"no code","code":null}}', 400, "no code"),
         (b'{"error":', 400, '{"error":'),
+        (b'{"error":' + b"[" * 100_000, 400, ('{"error":' + "[" * 500)[:500]),
     ],
 )
 def test_an_error_event_of_any_form_is_an_error(error: bytes, status: int, text: str) -> None:
