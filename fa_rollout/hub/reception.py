@@ -14,7 +14,7 @@ from fa_rollout.hub.selector import Selector
 from fa_rollout.hub.world import Attachment
 from shm.channel import Channel
 from shm.endpoint import Listener
-from shm.errors import ChannelClosed, ChannelError
+from shm.errors import ChannelClosed, ChannelError, LeaseError
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint
 
@@ -81,7 +81,7 @@ class Reception:
                 self._handle(connection, m.decode(payload))
         except ChannelClosed:
             self._drop(connection)
-        except ChannelError as error:
+        except (ChannelError, LeaseError) as error:
             self._expel(connection, str(error))
 
     def _handle(self, connection: Connection, message: m.Message) -> None:

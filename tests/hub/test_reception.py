@@ -109,14 +109,25 @@ def test_an_observer_reads_figures_and_takes_no_part(run: Rig) -> None:
         run.attach().close()
 
 
-def test_a_rank_that_breaks_the_protocol_is_heard_no_more_and_keeps_its_records(rig: MakeRig) -> None:
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"nonsense",
+        m.encode(m.Released(step=0, outcome=None, sequences=[1 << 40])),
+        m.encode(m.StateCopied(snapshot=7, sequences=[1 << 40])),
+    ],
+    ids=["no message", "a record that it has not", "a snapshot that it has not"],
+)
+def test_a_rank_that_breaks_the_protocol_is_heard_no_more_and_keeps_its_records(
+    rig: MakeRig, nonsense: bytes
+) -> None:
     with rig() as run, connect(run.address, time.monotonic() + 5) as channel:
         channel.send(m.encode(hello(run)))
         assert isinstance(m.decode(channel.receive(5.0)), m.Welcome)
         channel.send(m.encode(m.Next(request=1, step=0)))
         batch = m.decode(channel.receive(20.0))
         assert isinstance(batch, m.Batch)
-        channel.send(b"nonsense")
+        channel.send(nonsense)
         assert isinstance(m.decode(channel.receive(5.0)), m.Refused)
         assert figures(run)["ring"]["oldest_lease_s"] > 0
         run.attach().close()
