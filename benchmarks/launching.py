@@ -1,8 +1,10 @@
-"""Runs of the whole system below a benchmark: their output is kept, and shown when one fails."""
+"""Runs of the whole system below a benchmark: how they end, and which process is which."""
 
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 _NUM_LINES = 30
 
@@ -17,6 +19,14 @@ def run_to_its_end(command: Sequence[str], log: Path) -> None:
         code = subprocess.run(command, stderr=file, check=False).returncode
     if code != 0:
         raise RuntimeError(failure(code, log))
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; none where it has ended, waited for or not."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def failure(code: int, log: Path) -> str:

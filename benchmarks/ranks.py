@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from benchmarks.host import host
-from benchmarks.launching import run_to_its_end
+from benchmarks.launching import run_to_its_end, words
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
@@ -86,7 +86,7 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
 def _hub() -> psutil.Process:
     """The launcher is above this agent, and the hub below it."""
     launcher = psutil.Process().parent().parent()
-    (hub,) = [child for child in launcher.children() if "fa_rollout.hub" in child.cmdline()]
+    (hub,) = [child for child in launcher.children() if "fa_rollout.hub" in words(child)]
     return hub
 
 

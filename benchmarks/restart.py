@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from benchmarks.host import host
-from benchmarks.launching import failure
+from benchmarks.launching import failure, words
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
@@ -187,7 +187,7 @@ def _backlog(
 def _generator(launcher_pid: int) -> psutil.Process:
     """The one at work is older than its spare."""
     below = psutil.Process(launcher_pid).children(recursive=True)
-    lives = [process for process in below if "fa_rollout.generator" in process.cmdline()]
+    lives = [process for process in below if "fa_rollout.generator" in words(process)]
     return min(lives, key=lambda process: process.create_time())
 
 

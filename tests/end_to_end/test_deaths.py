@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from fa_rollout.demo.plan import prepare
+from tests.hub.rig import words
 from tests.launcher.processes import Launch
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ class Demo(Launch):
 
     def ranks(self) -> list[psutil.Process]:
         self.look()
-        return [p for p in self.seen.values() if p.is_running() and "-u" in p.cmdline()]
+        return [p for p in self.seen.values() if "-u" in words(p)]
 
     def events(self) -> list[dict[str, Any]]:
         lines = (self.folder / "events.jsonl").read_text().splitlines()

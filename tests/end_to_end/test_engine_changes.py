@@ -13,6 +13,7 @@ from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
+from tests.hub.rig import words
 from tests.launcher.processes import Launch
 
 pytestmark = pytest.mark.slow
@@ -148,10 +149,8 @@ def test_launched_engines_serve_a_run_and_one_that_dies_for_good_is_done_without
     )
     run.reached(3)
     run.look()
-    servers = [
-        p for p in run.seen.values() if p.is_running() and "fa_rollout.engines.scripted" in p.cmdline()
-    ]
-    servers = [p for p in servers if "fa_rollout.engines.supervisor" not in p.cmdline()]
+    servers = [p for p in run.seen.values() if "fa_rollout.engines.scripted" in words(p)]
+    servers = [p for p in servers if "fa_rollout.engines.supervisor" not in words(p)]
     assert len(servers) == 2
     servers[0].kill()
     run.assert_complete()
@@ -184,8 +183,8 @@ def test_a_launched_sglang_that_dies_comes_back_and_serves_again(
         },
     )
     run.reached(3, timeout_s=240)
-    servers = [p for p in run.seen.values() if p.is_running() and "sglang.launch_server" in p.cmdline()]
-    servers = [p for p in servers if "fa_rollout.engines.supervisor" not in p.cmdline()]
+    servers = [p for p in run.seen.values() if "sglang.launch_server" in words(p)]
+    servers = [p for p in servers if "fa_rollout.engines.supervisor" not in words(p)]
     assert len(servers) == 2
     servers[0].kill()
     run.hold()

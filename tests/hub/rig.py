@@ -34,6 +34,14 @@ def merged(tree: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str
     return {name: tree.get(name, {}) | changes.get(name, {}) for name in [*tree, *changes]}
 
 
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; none where it has ended, waited for or not."""
+    try:
+        return process.cmdline() if process.is_running() else []
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Rig:
     """One run of the hub; `with` ends it and checks that nothing of it is left."""
 
@@ -120,7 +128,7 @@ class Rig:
             found[:] = [
                 child
                 for child in psutil.Process(self.process.pid).children()
-                if "fa_rollout.generator" in child.cmdline()
+                if "fa_rollout.generator" in words(child)
             ]
             return bool(found)
 

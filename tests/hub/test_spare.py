@@ -7,7 +7,7 @@ import psutil
 
 from fa_rollout.hub.generator_life import SPARE_AFTER_S, START_LIMIT_S, GeneratorLife
 from shm.segment import Segment
-from tests.hub.rig import WITH_SPARE, Rig, add_up
+from tests.hub.rig import WITH_SPARE, Rig, add_up, words
 from trainer_hook import TrainerHook
 from trainer_hook.messages import Resume
 
@@ -17,7 +17,7 @@ MakeRig = Callable[..., Rig]
 def generators(run: Rig) -> list[psutil.Process]:
     """Those that live, the oldest first."""
     children = psutil.Process(run.process.pid).children()
-    found = [child for child in children if "fa_rollout.generator" in child.cmdline()]
+    found = [child for child in children if "fa_rollout.generator" in words(child)]
     return sorted(found, key=lambda process: process.create_time())
 
 

@@ -13,7 +13,7 @@ import psutil
 
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
-from tests.hub.rig import merged
+from tests.hub.rig import merged, words
 
 DEADLINE_S = 30.0
 
@@ -88,7 +88,7 @@ class Launch:
         """The process below the launcher with this word on its command line; of generators the one at work,
         which is older than its spare."""
         self.look()
-        found = [p for p in self.seen.values() if p.is_running() and word in p.cmdline()]
+        found = [p for p in self.seen.values() if word in words(p)]
         assert len(found) == 1 or word == "fa_rollout.generator", found
         return min(found, key=lambda process: process.create_time())
 

@@ -13,6 +13,7 @@ import pytest
 
 from fa_rollout.config import Config, from_dict
 from fa_rollout.launcher.engines import Engines
+from tests.hub.rig import words
 
 SERVE = [sys.executable, "-m", "fa_rollout.engines.scripted", "--config"]
 ENGINE = [*SERVE, '{"port": {port}}']
@@ -87,8 +88,7 @@ def serving(url: str) -> psutil.Process:
     (found,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "fa_rollout.engines.supervisor" not in process.cmdline()
-        and f'{{"port": {port}}}' in process.cmdline()
+        if "fa_rollout.engines.supervisor" not in words(process) and f'{{"port": {port}}}' in words(process)
     ]
     return found
 
