@@ -24,13 +24,16 @@ def weather(
     num_strikes: int,
     policy: str | None = None,
     publish: str | None = None,
+    router: bool | None = None,
 ) -> Account:
     """One job from its first step to its last, through a storm; then everything is checked.
 
     Raises:
         AssertionError: a rule is broken; the folder has the log, the ranks' notes and the launches' output.
     """
-    with Job(folder, num_steps=num_steps, seed=seed, policy=policy, publish=publish) as job:
+    with Job(
+        folder, num_steps=num_steps, seed=seed, policy=policy, publish=publish, router=router
+    ) as job:
         account = Storm(job, seed=seed, num_strikes=num_strikes).run()
         settled = ledger.check(truth.read_events(job.folder))
         samples = truth.trained_samples(job)
@@ -52,6 +55,7 @@ def main() -> int:
     parser.add_argument("--strikes", type=int, default=12, help="kills and stops in each job")
     parser.add_argument("--policy", choices=sorted(set(POLICIES)), help="of all jobs (default: by seed)")
     parser.add_argument("--publish", choices=sorted(set(PUBLISHERS)), help="of all jobs (default: by seed)")
+    parser.add_argument("--router", action=argparse.BooleanOptionalAction, help="before the engines")
     parser.add_argument("--keep", type=Path, help="folder for the files of failed jobs")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended on the way out
@@ -71,6 +75,7 @@ def main() -> int:
                 num_strikes=options.strikes,
                 policy=options.policy,
                 publish=options.publish,
+                router=options.router,
             )
         except Exception:
             num_failed += 1

@@ -31,6 +31,8 @@ POLICIES = ("wait", "wait", "drop", "retry")
 """Those that bound staleness; a job has one of them, by its seed."""
 PROTOCOLS: tuple[Literal["0.5.15", "0.5.23"], ...] = ("0.5.23", "0.5.15")
 """Engines that tell the version of each token, and such as do not."""
+ROUTED = 0.25
+"""Share of the jobs whose engines stand behind a router, which is not struck."""
 PUBLISHERS = ("disk", "disk", "tensor")
 """How weights get to the engines: by files, or in a stream that no file holds."""
 GRACE_S = 3.0
@@ -52,6 +54,7 @@ function = "tests.chaos.user_code:reward"
 num_workers = 2
 [engine]
 urls = {urls}
+router = {router}
 tokenizer = {model}
 request_timeout_s = 20
 [ring]
@@ -84,8 +87,9 @@ class Job:
         num_engines: int = 2,
         policy: str | None = None,
         publish: str | None = None,
+        router: bool | None = None,
     ) -> None:
-        """`policy`, `publish`: None: by the seed."""
+        """`policy`, `publish`, `router`: None: by the seed."""
         self.folder, self.num_steps, self.seed = folder, num_steps, seed
         dice = random.Random(seed)
         by_seed = dice.choice(POLICIES)
@@ -93,6 +97,8 @@ class Job:
         protocol = dice.choice(PROTOCOLS)
         publish_by_seed = dice.choice(PUBLISHERS)
         self.publish = publish or publish_by_seed
+        has_router_by_seed = dice.random() < ROUTED
+        self.has_router = has_router_by_seed if router is None else router
         for name in ("steps", "tmp"):
             (folder / name).mkdir(parents=True)
         write_tiny_model(folder / "model", characters=CHARACTERS)
@@ -107,8 +113,11 @@ class Job:
             update_s=0.02,
         )
         self.engines: list[ScriptedEngine] = []
+        self.router: ScriptedEngine | None = None
         try:
             self.engines += [ScriptedEngine.start(self._script) for _ in range(num_engines)]
+            if self.has_router:
+                self.router = ScriptedEngine.start(Script(workers=[engine.url for engine in self.engines]))
         except BaseException:
             self.close()
             raise
@@ -125,7 +134,8 @@ class Job:
             policy=self.policy,
             publish=self.publish,
             max_new_tokens=MAX_NEW_TOKENS,
-            urls=json.dumps([engine.url for engine in self.engines]),
+            urls=json.dumps([engine.url for engine in ([self.router] if self.router else self.engines)]),
+            router=json.dumps(self.has_router),
             model=json.dumps(str(self.folder / "model")),
             folder=json.dumps(str(self.folder)),
             grace_s=GRACE_S,
@@ -153,7 +163,7 @@ class Job:
         return saved is not None and saved["state"]["step"] == self.num_steps
 
     def close(self) -> None:
-        for engine in self.engines:
+        for engine in [*self.engines, *([self.router] if self.router else [])]:
             if engine.process.poll() is None:
                 engine.process.kill()
             engine.stop()
