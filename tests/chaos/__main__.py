@@ -31,9 +31,7 @@ def weather(
     Raises:
         AssertionError: a rule is broken; the folder has the log, the ranks' notes and the launches' output.
     """
-    with Job(
-        folder, num_steps=num_steps, seed=seed, policy=policy, publish=publish, router=router
-    ) as job:
+    with Job(folder, num_steps=num_steps, seed=seed, policy=policy, publish=publish, router=router) as job:
         account = Storm(job, seed=seed, num_strikes=num_strikes).run()
         settled = ledger.check(truth.read_events(job.folder))
         samples = truth.trained_samples(job)

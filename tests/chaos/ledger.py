@@ -4,7 +4,6 @@ In: events. Out: nothing, or an AssertionError that names the rule, the event an
 is from `began` on; a hub that was killed leaves its last second unwritten, so a life may end anywhere.
 """
 
-from collections import Counter
 from typing import Any
 
 Event = dict[str, Any]
@@ -18,7 +17,8 @@ class Life:
 
     def __init__(self) -> None:
         self.place: dict[int, str] = {}
-        self.attempt: Counter[int] = Counter()
+        self.attempt: dict[int, int] = {}
+        """Issued last; what a checkpoint brings back goes on from there."""
         self.step_groups: dict[int, list[int]] = {}
         self.trained: set[int] = set()
         self.ended: dict[int, str] = {}
@@ -35,11 +35,11 @@ class Life:
 
     def _issued(self, event: Event) -> None:
         for group, attempt in zip(event["groups"], event["attempts"], strict=True):
-            assert attempt >= self.attempt[group], "attempts rise"
-            self.attempt[group] = attempt
             assert group not in self.trained, f"group {group} is trained, and issued again"
             assert group not in self.ended, f"group {group} has ended, and is issued again"
             self._move(group, ("new", "queued"), "issued")
+            assert attempt > self.attempt.get(group, -1), "attempts rise"
+            self.attempt[group] = attempt
 
     def _committed(self, event: Event) -> None:
         assert event["attempt"] == self.attempt[event["group"]], "a record is of the attempt that was issued"

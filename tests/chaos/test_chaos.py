@@ -35,6 +35,7 @@ TRAINED = {"event": "trained", "step": 0, "groups": [0]}
         (life(ISSUED, COMMITTED, COMMITTED), "goes to committed"),
         (life(ISSUED, COMPOSED), "goes to handed"),
         (life(ISSUED, ISSUED), "goes to issued"),
+        (life(ISSUED, {"event": "generator_died", "requeued": [0]}, ISSUED), "attempts rise"),
         (life(ISSUED, COMMITTED, COMPOSED | {"ranks": [[[[0, 0, False, 0]]]] * 2}), "two ranks"),
         (life({"event": "ended", "counts": {"taken": 3, "trained": 2, "failed": 0}}), "add up"),
     ],
