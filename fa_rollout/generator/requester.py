@@ -279,5 +279,6 @@ class Requester:
         if num_restarts >= self._policy.max_restarts:
             raise SampleFailed(
                 f"no progress: started {num_restarts} times and aborted each time: answers take longer than "
-                'the time between weight updates, which rollout.partial = "resume" bears, "restart" not'
+                'the time between weight updates, which rollout.partial = "resume" bears (--partial-rollout '
+                'under slime), "restart" not'
             )
