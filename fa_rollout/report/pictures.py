@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from fa_rollout.observe.words import size
 from fa_rollout.report import figures
 from fa_rollout.report.chart import Axis, Limit, Line, columns, lines, share_bar
 from fa_rollout.report.figures import KINDS, StepFigures
 from fa_rollout.report.lane_chart import lane_chart
 from fa_rollout.report.summary import Summary
 from fa_rollout.report.timeline import lanes, spans
-from fa_rollout.report.words import clock, number, seconds, size, ticks, time_ticks
+from fa_rollout.report.words import clock, number, seconds, ticks, time_ticks
 
 MAX_COLUMNS = 160
 SMOOTHED_OVER = 10

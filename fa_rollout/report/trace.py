@@ -1,7 +1,8 @@
 """The timeline as a trace file, for ui.perfetto.dev and chrome://tracing.
 
 In: a history. Out: JSON in Chrome's trace event format: one process for each part, a thread for each lane,
-groups as asynchronous slices, counters. Invariant: times are microseconds since the launch, none negative.
+groups as asynchronous slices, counters. Invariant: times are whole microseconds since the launch, none
+negative, and a slice begins where the one before ends or later: viewers drop those that overlap by a nanosecond.
 """
 
 from pathlib import Path
@@ -15,6 +16,8 @@ from fa_rollout.report.figures import series
 from fa_rollout.report.timeline import Span, lanes, spans
 
 _PROCESSES = {"trainer": 1, "weights": 2, "engines": 3, "generator": 4, "evaluation": 5, "groups": 6}
+_FIRST_THREAD = 10
+"""Thread 0 is the idle one to viewers, and a thread with its process's number the main one."""
 _NUM_COUNTED = 2000
 
 
@@ -28,7 +31,7 @@ def events(history: History) -> list[dict[str, Any]]:
     """All trace events, metadata first."""
     start_s = history.began_s
     found = [_named("process_name", pid, 0, name) for name, pid in _PROCESSES.items()]
-    for number, (lane, members) in enumerate(lanes(spans(history)).items()):
+    for number, (lane, members) in enumerate(lanes(spans(history)).items(), _FIRST_THREAD):
         process = _PROCESSES["trainer" if lane.startswith("rank") else lane.split()[0]]
         found.append(_named("thread_name", process, number, lane))
         found += [_slice(span, process, number, start_s) for span in members]
@@ -50,7 +53,7 @@ def _slice(span: Span, pid: int, tid: int, start_s: float) -> dict[str, Any]:
         "pid": pid,
         "tid": tid,
         "ts": _us(span.start_s - start_s),
-        "dur": _us(span.duration_s),
+        "dur": max(0, _us(span.end_s - start_s) - _us(span.start_s - start_s)),
         "args": span.facts,
     }
 
@@ -117,5 +120,5 @@ def _counters(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _us(seconds: float) -> float:
-    return round(max(0.0, seconds) * 1e6, 3)
+def _us(seconds: float) -> int:
+    return round(max(0.0, seconds) * 1e6)

@@ -17,15 +17,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
 
 
-def size(num_bytes: float) -> str:
-    """12.3 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024 or unit == "GiB":
-            break
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} {unit}"
-
-
 def seconds(value: float) -> str:
     """840 ms, 12.3 s, 4 min 10 s, 2 h 5 min."""
     if value < 1:
