@@ -57,6 +57,10 @@ class Bound(StrEnum):
     """The trainer's own code between two calls of the hook."""
 
 
+NO_WAITS = (Bound.UPDATES, Bound.OUTSIDE)
+"""Those that take the trainer's time without a wait for data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds:
     """What holds generation back, as shares of looks: 0 or 1 of a single one."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fa_rollout.observe.bound import (
     AT_BOUND,
+    NO_WAITS,
     Bound,
     Level,
     Stretch,
@@ -117,6 +118,8 @@ def _of_flow(now: Snapshot, looks: Sequence[Snapshot]) -> Verdict:
         busy = "" if stretch.load is None else f", engines busy {share(stretch.load)}"
         return Verdict(level=level, headline=f"healthy: trainer waits {share(idle)}{busy}", why=_remark(now))
     headline = f"trainer waits {share(idle)} for data; held up by {holder(bound, stretch)}"
+    if bound in NO_WAITS:
+        headline = f"trainer is held up by {holder(bound, stretch)}; waits {share(idle)} for data"
     return Verdict(level=level, headline=headline, why=" ".join(remedies(bound, stretch)))
 
 

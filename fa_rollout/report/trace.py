@@ -2,7 +2,7 @@
 
 In: a history. Out: JSON in Chrome's trace event format: one process for each part, a thread for each lane,
 groups as asynchronous slices, counters. Invariant: times are whole microseconds since the launch, none
-negative, and a slice begins where the one before ends or later: viewers drop those that overlap by a nanosecond.
+negative, and a slice begins where the one before ends, or later: viewers drop those that overlap at all.
 """
 
 from pathlib import Path

@@ -6,7 +6,7 @@ and notes. Invariant: each sentence names the number that it rests on.
 
 from dataclasses import dataclass, field
 
-from fa_rollout.observe.bound import Bound, Level, Stretch, bound_of, holder, level_of, remedies
+from fa_rollout.observe.bound import NO_WAITS, Bound, Level, Stretch, bound_of, holder, level_of, remedies
 from fa_rollout.observe.words import share
 
 
@@ -61,8 +61,10 @@ def _headline(bound: Bound, stretch: Stretch) -> str:
     if bound is Bound.TRAINING:
         worked = f"The trainer was at work {share(spent.training / spent.total_s)} of its time"
         return f"Healthy: training bounded this run. {worked} and waited for data {share(spent.idle)} of it."
-    waited = f"The trainer waited for data {share(spent.idle)} of its time"
-    return f"{waited}; it was held up by {holder(bound, stretch)}."
+    held, waited = f"held up by {holder(bound, stretch)}", f"waited for data {share(spent.idle)} of its time"
+    if bound in NO_WAITS:
+        return f"The trainer was {held}; it {waited}."
+    return f"The trainer {waited}; it was {held}."
 
 
 def _notes(facts: Facts) -> list[str]:

@@ -108,6 +108,20 @@ def test_the_live_view_and_the_report_say_the_same_of_the_same_run(
         assert live.why == " ".join(told.advice)
 
 
+@pytest.mark.parametrize(
+    ("shares", "begins"),
+    [({"updating": 40.0}, "held up by weight"), ({"outside": 40.0}, "held up by its own")],
+)
+def test_what_is_no_wait_is_said_before_the_waits(shares: dict[str, float], begins: str) -> None:
+    time = spent(**shares)
+    assert judge_live(changed(healthy(), trainer={"recent": time})).headline.startswith(
+        f"trainer is {begins}"
+    )
+    told = judge_whole(Facts(stretch=stretch(spent=time)))
+    assert told.headline.startswith(f"The trainer was {begins}")
+    assert told.headline.endswith("it waited for data 0% of its time.")
+
+
 def test_a_moment_does_not_turn_the_live_verdict() -> None:
     low = {"trainer": {"recent": spent(waiting=30.0)}, "generator": {"load": 0.5}}
     bound = changed(healthy(), groups={"limit": "the staleness bound"}, **low)
