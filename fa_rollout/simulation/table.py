@@ -24,6 +24,7 @@ _LEGEND = (
     "idle: the trainer waits for data; slots: busy share of the engines' slots; stale: versions between "
     "sampling and training; dropped: share of groups; length: of trained answers against drawn ones"
 )
+_WIDEST = 400
 _LEFT_OUT = ("lengths", "ring_bytes", "seed")
 
 
@@ -38,17 +39,23 @@ def show(
     if scenario.ring_bytes != VAST_RING_BYTES:
         settings.append(f"ring_bytes={scenario.ring_bytes}")
     console.print(" ".join(settings), style="dim", highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for sweep in sweeps:
         table.add_column(sweep.name, justify="right", style="bold", no_wrap=True)
     for heading, _ in _COLUMNS.values():
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             *(_short(row.setting[sweep.name]) for sweep in sweeps),
             *(form.format(row.figures[key]) for key, (_, form) in _COLUMNS.items()),
         )
+    whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    shown, console.width = (
+        console.width,
+        max(console.width, whole),
+    )  # a row that wraps is read, a cut one is not
     console.print(table)
+    console.width = shown
     console.print(_LEGEND, style="dim", highlight=False)
 
 

@@ -1,10 +1,12 @@
 """Flow control on a virtual clock: progress, staleness bound and length bias over a sweep of settings."""
 
+import io
 import itertools
 
 import pytest
+from rich.console import Console
 
-from fa_rollout.simulation import Outcome, Scenario, simulate
+from fa_rollout.simulation import Outcome, Scenario, simulate, sweep, table
 
 SWEEP = [
     (policy, partial, interval, eta, rejection)
@@ -106,3 +108,14 @@ def test_waiting_for_the_surplus_keeps_lengths_as_they_are() -> None:
         outcome = play(staleness=0, surplus_groups=3, num_steps=80, seed=seed)
         assert outcome.counts["dropped"] > 0
         assert abs(outcome.length_bias) < 0.03
+
+
+@pytest.mark.parametrize("columns", [20, 80])
+def test_a_narrow_terminal_cuts_no_figure(columns: int) -> None:
+    out = io.StringIO()
+    sweeps = sweep.parse(["staleness=1,2", "engines=1,2"])
+    rows = list(sweep.play(Scenario(num_steps=4), sweeps, num_seeds=1))
+    table.show(Scenario(num_steps=4), sweeps, rows, Console(file=out, width=columns))
+    assert "…" not in out.getvalue()
+    heads = next(line for line in out.getvalue().splitlines() if line.startswith("staleness engines"))
+    assert heads.split()[-3:] == ["p99", "dropped", "length"]
