@@ -52,11 +52,13 @@ def convert(args: Any, samples: list[Any]) -> dict[str, Any]:
 def _rewards(args: Any, samples: list[Any]) -> tuple[list[Any], list[Any]]:
     """(as the reward model gave them, as they are trained on): the group's mean taken away, divided by its
     standard deviation (GRPO, arXiv 2402.03300), where the estimator asks for it."""
-    if args.custom_reward_post_process_path is not None:
-        raw, processed = upstream.load_function(args.custom_reward_post_process_path)(args, samples)
+    own = getattr(args, "custom_reward_post_process_path", None)
+    if own is not None:
+        raw, processed = upstream.load_function(own)(args, samples)
         return raw, processed
-    raw = [sample.get_reward_value(args) for sample in samples]
-    if args.advantage_estimator not in _NORMALIZED or not args.rewards_normalization:
+    key = getattr(args, "reward_key", None)
+    raw = [sample.reward[key] if key else sample.reward for sample in samples]
+    if getattr(args, "advantage_estimator", None) not in _NORMALIZED or not args.rewards_normalization:
         return raw, raw
     flat = torch.tensor(raw, dtype=torch.float)
     is_even = len(raw) == args.n_samples_per_prompt * args.rollout_batch_size

@@ -83,6 +83,16 @@ def test_slimes_own_contract_tests_pass_with_our_entry(tmp_path: Path, model: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_slimes_own_contract_tests_pass_with_our_conversion() -> None:
+    contract = Path(SLIME, "tests", "plugin_contracts", "test_plugin_runtime_hook_contracts.py")
+    path = "fa_rollout.convert_samples_to_train_data"
+    words = [PYTHON, str(contract), "--custom-convert-samples-to-train-data-path", path]
+    clean = environment(PYTHONDONTWRITEBYTECODE="1", PYTEST_ADDOPTS="-q -p no:cacheprovider")
+    done = subprocess.run(words, env=clean, cwd=SLIME, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 passed" in done.stdout
+
+
 def test_every_prompt_is_trained_once_with_evaluation_and_two_ranks(
     tmp_path: Path, model: Path, engines: Any
 ) -> None:
@@ -189,7 +199,8 @@ def test_options_of_a_file_arrays_and_dumps_go_through_slimes_own_steps(
 ) -> None:
     made = engines(1)
     file = tmp_path / "options.yaml"
-    file.write_text(f"fa_rollout_arrays: true\nfa_rollout_log_dir: {tmp_path / 'events'}\n")
+    own = f"fa_rollout_arrays: true\nfa_rollout_log_dir: {tmp_path / 'events'}\n"
+    file.write_text(own + "custom_rm_path: null\nrm_type: random\n")
     dump = tmp_path / "dump"
     more = ["--custom-config-path", str(file), "--dump-details", str(dump)]
     steps = Training(tmp_path, model, made, "--num-rollout", "3", "--partial-rollout", *more).wait()
