@@ -50,12 +50,10 @@ def show(
             *(form.format(row.figures[key]) for key, (_, form) in _COLUMNS.items()),
         )
     whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
-    shown, console.width = (
-        console.width,
-        max(console.width, whole),
-    )  # a row that wraps is read, a cut one is not
+    width = console.width
+    console.width = max(width, whole)  # a row that wraps is read, one that is cut is not
     console.print(table)
-    console.width = shown
+    console.width = width
     console.print(_LEGEND, style="dim", highlight=False)
 
 
