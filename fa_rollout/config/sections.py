@@ -212,7 +212,7 @@ class Trainer(_Section):
     in; `carry`: its youngest groups go to the next step, so that none is needed, if they may still be
     trained then. A run's last step is filled."""
     stall_s: Seconds = 600.0
-    """Longest wait for a batch."""
+    """Longest wait for a batch, and for one of the engines to come back when all are lost."""
     progress_s: Seconds = 10.0
     """Shortest time between two lines on the run's progress, which `run` prints and rank 0's hook logs as
     INFO; 0: none."""

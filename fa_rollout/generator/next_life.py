@@ -8,20 +8,20 @@ from fa_rollout.client.errors import ControlFailed, ControlRefused
 
 T = TypeVar("T")
 
-RECOVERY_S = 30.0
-"""They may take so long to come back."""
 RECOVERY_RETRY_S = 0.5
 
 
-async def outlasting_losses(work: Callable[[], Awaitable[T]], again: Callable[[ControlFailed], None]) -> T:
-    """Do the work, again for a while as long as engines cannot be reached; `again` hears of each failure.
+async def outlasting_losses(
+    work: Callable[[], Awaitable[T]], again: Callable[[ControlFailed], None], limit_s: float
+) -> T:
+    """Do the work, again within the limit as long as engines cannot be reached; `again` hears of failures.
 
     Raises:
         ControlRefused: an engine said no.
         ControlFailed: none came back in time.
     """
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + RECOVERY_S
+    deadline_s = loop.time() + limit_s
     while True:
         try:
             return await work()

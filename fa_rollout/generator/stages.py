@@ -84,6 +84,7 @@ class StreamStages:
         return await outlasting_losses(
             lambda: self._pool.streams.open(mode),
             lambda error: logger.warning("event=stream_waits error=%s", error),
+            self._pool.policy.unavailable_timeout_s,
         )
 
 

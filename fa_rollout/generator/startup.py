@@ -107,7 +107,7 @@ def _pool(config: Config, resume: Resume) -> EnginePool:
         resume.engines or config.engine.urls,
         router=config.engine.router,
         max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
-        policy=_failure_policy(config.engine.request_timeout_s),
+        policy=_failure_policy(config),
         balance=_BALANCES[config.engine.balance],
         takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
         ends_pauses=not follows(config),
@@ -120,10 +120,12 @@ def _evaluation_share(config: Config) -> int:
     return -(-config.evaluation.max_concurrent_samples // max(1, len(config.engine.urls)))
 
 
-def _failure_policy(request_timeout_s: float) -> FailurePolicy:
-    """Silence after an abort is not waited out for longer than silence before it."""
-    plain = FailurePolicy(request_timeout_s=request_timeout_s)
-    return dataclasses.replace(plain, abort_grace_s=min(plain.abort_grace_s, request_timeout_s))
+def _failure_policy(config: Config) -> FailurePolicy:
+    """Silence after an abort is not waited out for longer than silence before it, nor engines that are all
+    lost for longer than a trainer waits: a large model takes minutes to load again."""
+    request_timeout_s = config.engine.request_timeout_s
+    policy = FailurePolicy(request_timeout_s=request_timeout_s, unavailable_timeout_s=config.trainer.stall_s)
+    return dataclasses.replace(policy, abort_grace_s=min(policy.abort_grace_s, request_timeout_s))
 
 
 async def expect_version(pool: EnginePool, resume: Resume) -> None:

@@ -122,7 +122,8 @@ class EngineUpdates(UpdateOrders):
             logger.warning("event=publish_again version=%d error=%s", message.version, error)
             self._book.withdraw()
 
-        await outlasting_losses(lambda: self._publish_once(message), again)
+        limit_s = self._pool.policy.unavailable_timeout_s
+        await outlasting_losses(lambda: self._publish_once(message), again, limit_s)
 
     async def _publish_once(self, message: PublishWeights) -> None:
         try:

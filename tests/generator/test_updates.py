@@ -163,6 +163,18 @@ def test_an_only_engine_that_is_lost_in_an_update_is_waited_for(tmp_path: Path, 
         hub.answers(1)
 
 
+def test_an_only_engine_that_stays_away_in_an_update_is_waited_for_as_long_as_a_batch_may_be(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine.start(vocab_size=VOCAB_SIZE)
+    with engine, HubEnd(run_tree(tmp_path, engine.url, trainer={"stall_s": 1.0})) as hub:
+        hub.wait_for(m.GeneratorReady)
+        engine.stop()
+        hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
+        (failed,) = hub.wait_for(m.UpdateFailed)
+        assert engine.url in failed.text
+
+
 def test_a_new_lineage_is_current_and_what_was_sampled_before_is_unknown(tmp_path: Path, play: Play) -> None:
     engine = play(**SLOWLY)
     with HubEnd(run_tree(tmp_path, engine.url), version=9) as hub:
