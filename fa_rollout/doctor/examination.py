@@ -156,6 +156,7 @@ async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[li
             log=lambda name: Path(logs) / f"{name}.log",
             say=logging.getLogger(__name__).warning,
             change=lambda url, joins: None,
+            down=lambda urls: None,
         )
         try:
             while started.urls is None and started.obituary is None:

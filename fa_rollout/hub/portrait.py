@@ -209,7 +209,7 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
 
 def _engine(core: Core, engine: EngineFigures) -> EngineState:
     is_paused = core.pulse is not None and bool(core.pulse.figures.get("is_paused", 0))
-    health = "out" if engine.is_out else "paused" if is_paused else "ok"
+    health = "out" if engine.is_out or engine.url in core.roster.down else "paused" if is_paused else "ok"
     if health == "ok" and engine.allowed < engine.capacity:
         health = "narrowed"
     return EngineState(

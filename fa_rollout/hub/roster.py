@@ -30,6 +30,8 @@ class Roster:
         self._note, self._warn, self._to_generator = note, warn, to_generator
         self.urls: list[str] = []
         """What a generator asks; empty: what the configuration says."""
+        self.down: list[str] = []
+        """Engines that the launcher has seen die, and that do not listen again yet."""
         self.known: list[dict[str, Any]] = []
         """What a generator found out about engines, for the next one."""
         self._open: dict[int, _Wish] = {}

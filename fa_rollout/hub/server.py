@@ -216,6 +216,10 @@ class Server:
                     self.to_launcher(m.Pong(number=message.number))
                 elif isinstance(message, m.ChangeEngines):
                     self._hub.core.roster.wish(message)
+                elif isinstance(message, m.EnginesDown):
+                    self._hub.core.roster.down = message.urls
+                elif isinstance(message, m.Warned):
+                    self._hub.core.warn(message.text)
                 elif self._hub.launcher is not None:
                     self._hub.launcher.receive(message)
         except ChannelError:

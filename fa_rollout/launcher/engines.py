@@ -21,16 +21,25 @@ from fa_rollout.launcher.engine import EngineKeeper
 
 Change = Callable[[str, bool], None]
 """(address of an engine, whether it joins) to whoever tells the generator."""
+Down = Callable[[list[str]], None]
+"""Takes the addresses of all that do not listen, each time that these have changed."""
 
 
 class Engines:
     """All servers that a run starts."""
 
     def __init__(
-        self, config: Config, *, log: Callable[[str], Path | None], say: Callable[[str], None], change: Change
+        self,
+        config: Config,
+        *,
+        log: Callable[[str], Path | None],
+        say: Callable[[str], None],
+        change: Change,
+        down: Down,
     ) -> None:
         """`log`: the file for the output of a program, by its name; None: where this process's goes."""
-        self._config, self._log, self._say, self._change = config, log, say, change
+        self._config, self._log, self._say, self._change, self._tell_down = config, log, say, change, down
+        self._down: list[str] = []
         self._keepers: list[EngineKeeper] = []
         self._router: EngineKeeper | None = None
         self._was_up: dict[EngineKeeper, bool] = {}
@@ -73,6 +82,10 @@ class Engines:
                 self._tell(keeper, died_for_good=keeper.obituary is not None and not was_hopeless)
             self._was_up[keeper] = keeper.is_up
         self._start_router()
+        down = [keeper.url for keeper in self._all() if keeper.url is not None and not keeper.is_up]
+        if down != self._down:
+            self._down = down
+            self._tell_down(down)
 
     def terminate(self) -> None:
         """Ask all to end."""

@@ -33,7 +33,7 @@ from fa_rollout.launcher.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
-from trainer_hook.messages import ChangeEngines, HubReady, RunEnded, Stop
+from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
 
 START_DEADLINE_S = 60.0
 """For the hub to listen. It neither loads a model nor reads the data for that."""
@@ -122,7 +122,11 @@ class _Launch:
         """Engines, hub, trainer, each when the ones before listen; returns what went wrong."""
         if not self._config.engine.urls:
             self._engines = Engines(
-                self._config, log=self._engine_log, say=self._seat.say, change=self._change_engine
+                self._config,
+                log=self._engine_log,
+                say=self._say_of_engine,
+                change=self._change_engine,
+                down=self._engines_down,
             )
             self._wait(lambda: self._engine_urls is not None or self._event() is not None)
             if self._engine_urls is None:
@@ -171,6 +175,17 @@ class _Launch:
     def _change_engine(self, url: str, joins: bool) -> None:
         if self._hub is not None:
             self._hub.send(ChangeEngines(request=0, url=url, joins=joins, drain_s=0.0))
+
+    def _engines_down(self, urls: list[str]) -> None:
+        if self._hub is not None:
+            self._hub.send(EnginesDown(urls=urls))
+
+    def _say_of_engine(self, text: str) -> None:
+        """Through the hub where there is one: whoever looks at the run is to know."""
+        if self._hub is None or self._hub.ready is None or self._hub.is_gone:
+            self._seat.say(text)
+        else:
+            self._hub.send(Warned(text=text))
 
     def _log(self, name: str) -> Path | None:
         return None if self._seat.logs is None else self._seat.logs / f"{name}.log"

@@ -199,7 +199,8 @@ class EngineState(Part):
 
     url: str
     health: str
-    """`ok`, `paused`, `narrowed` (it was overloaded and gets less), `out` (it failed, and is probed)."""
+    """`ok`, `paused`, `narrowed` (it was overloaded and gets less), `out` (it failed, and is probed,
+    or its process has ended)."""
     now: EngineFigures
     tokens_per_s: float = 0.0
 

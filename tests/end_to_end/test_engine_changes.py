@@ -154,7 +154,30 @@ def test_launched_engines_serve_a_run_and_one_that_dies_for_good_is_done_without
     assert len(servers) == 2
     servers[0].kill()
     run.assert_complete()
-    assert run.stderr.count("ended with exit code") == 1
+    told = [line for line in run.stderr.splitlines() if line.startswith("fa-rollout-proc: engine ")]
+    assert len(told) == 1
+    assert "ended with exit code" in told[0]
+
+
+def test_a_launched_engine_that_has_died_is_told_though_nobody_asks_it_anything(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = start(engine={"model": str(tmp_path / "model")}, launch={"number": 2})
+    run.reached(1)
+    run.hold()
+    run.until(lambda: run.engines("list").stdout.count("  0/") == 2)
+    run.look()
+    engines = [
+        p for p in run.seen.values() if p.is_running() and "fa_rollout.engines.embedded" in p.cmdline()
+    ]
+    for engine in engines:
+        engine.kill()
+    run.until(lambda: run.engines("list").stdout.count("  out  ") == 2)
+    run.until(lambda: run.engines("list").stdout.count("  ok  ") == 2)
+    run.hold(is_held=False)
+    run.assert_complete()
+    events = (tmp_path / "events.jsonl").read_text()
+    assert events.count("ended with exit code") == 2
 
 
 def test_several_embedded_engines_serve_a_run(start: Callable[..., Run], tmp_path: Path) -> None:

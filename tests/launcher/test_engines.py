@@ -48,11 +48,13 @@ class Watched:
     def __init__(self, folder: Path, config: Config) -> None:
         self.said: list[str] = []
         self.changes: list[tuple[str, bool]] = []
+        self.down: list[list[str]] = []
         self.engines = Engines(
             config,
             log=lambda name: folder / name,
             say=self.said.append,
             change=lambda url, joins: self.changes.append((url, joins)),
+            down=self.down.append,
         )
 
     def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
@@ -116,7 +118,9 @@ def test_an_engine_that_dies_comes_back_at_its_address(watch: Callable[..., Watc
     serving(url).kill()
     watched.until(lambda: watched.said)
     watched.until(lambda: answers(url))
+    watched.until(lambda: len(watched.down) == 2)
     assert watched.said[0].startswith("engine 1 ended with exit code 1; restart 1 of 3")
+    assert watched.down == [[url], []]
     assert watched.changes == []
 
 

@@ -6,7 +6,7 @@ refused as a `ChannelError`, never guessed at. A module for each direction. A me
 """
 
 from trainer_hook.messages.base import PROTOCOL, Message, Ping, Pong, Stop
-from trainer_hook.messages.engines import ChangeEngines, EnginesChanged
+from trainer_hook.messages.engines import ChangeEngines, EnginesChanged, EnginesDown
 from trainer_hook.messages.from_generator import (
     Commit,
     Dispatched,
@@ -123,6 +123,7 @@ __all__ = [
     "EngineFigures",
     "EngineStage",
     "EnginesChanged",
+    "EnginesDown",
     "EnginesPaused",
     "Evaluate",
     "Evaluated",

@@ -16,6 +16,12 @@ class ChangeEngines(Message):
     """Longest wait for the requests that an engine which leaves still has; then they go on elsewhere."""
 
 
+class EnginesDown(Message):
+    """The launcher's: of the engines that it starts all that do not listen now; again when that changes."""
+
+    urls: list[str]
+
+
 class EnginesChanged(Message):
     """The generator's answer."""
 
