@@ -6,6 +6,8 @@ Invariant: nothing here ends a request that is not ours, but a pause whose mode 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,20 @@ async def set_label(engine: Engine, label: str) -> None:
     found = await version_of(engine)
     if found != label:
         raise ControlRefused(f"{engine.url} must tell weight version {label!r}, found {found!r}")
+
+
+@asynccontextmanager
+async def emptied(engine: Engine, limit_s: float) -> AsyncIterator[None]:
+    """No request runs on the engine: those that do are aborted, further ones wait at its door.
+
+    Raises:
+        ControlFailed: it does not stand still, or does not go on.
+    """
+    await engine.call("POST", "/pause_generation", {"mode": "abort"}, timeout_s=limit_s)
+    try:
+        yield
+    finally:
+        await engine.call("POST", "/continue_generation", {})
 
 
 async def flush_cache(engine: Engine) -> None:

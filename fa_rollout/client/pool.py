@@ -402,9 +402,13 @@ class EnginePool:
         info = self._info(url)
         return 1 if info is None else info.num_workers
 
-    def recheck_versions(self) -> None:
-        """An answer claimed a version that no engine should have: find the engine, and renew its weights."""
+    def recheck_versions(self) -> bool:
+        """An answer claimed a version that no engine should have: find the engine, and renew its weights.
+
+        False: nobody here knows what weights it should have.
+        """
         self._recovery.recheck()
+        return self._recovery.weights is not None
 
     async def versions(self) -> dict[str, str | None]:
         """The version label that each engine tells now."""

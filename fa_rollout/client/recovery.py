@@ -283,7 +283,11 @@ class Recovery:
         else:
             limit_s = self._policy.update_timeout_s
             files = control.Files(path=weights.path, label=weights.label)
-            await control.load_weights(engine, files, takes_parts=False, flush_cache=True, limit_s=limit_s)
+            # A request that began under other weights must not end under the label of these.
+            async with control.emptied(engine, self._policy.pause_timeout_s):
+                await control.load_weights(
+                    engine, files, takes_parts=False, flush_cache=True, limit_s=limit_s
+                )
 
 
 def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | None) -> None:
@@ -293,6 +297,11 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
             f"{engine.url} must hold the weights labelled {weights.label!r}, found {found!r}: it waits for "
             "the run that gives engines their weights"
         )
+    if weights is not None and weights.path is None and _lineage(found) == _lineage(weights.label):
+        raise WeightsMissing(
+            f"{engine.url} must hold the weights of its start, found those labelled {found!r}: it waits for "
+            "the next hook.update_weights()"
+        )
     is_in_pieces = found == control.IN_PIECES and (weights is None or weights.path is None)
     if is_in_pieces or (weights is not None and weights.is_streamed):
         label = "unknown" if weights is None else repr(weights.label)
@@ -300,3 +309,7 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
             f"{engine.url} must hold the weights labelled {label}, found {found!r}, and no file holds them: "
             "it waits for the next hook.update_weights()"
         )
+
+
+def _lineage(label: str | None) -> str | None:
+    return None if label is None else label.rpartition(":")[0] or None

@@ -34,6 +34,7 @@ from fa_rollout.generator.versions import VersionBook, parse_label
 from fa_rollout.rewards.runner import RewardRunner
 from shm.segment import Segment
 from trainer_hook.messages import Resume
+from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -147,11 +148,14 @@ async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
     """
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
     found = [engine.version_label for engine in pool.engines]
-    is_cut_off = IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
+    numbers = {parse_label(text, resume.lineage) for text in found}
+    # A life before may have given one a version that was not published in the end.
+    is_ahead = resume.incarnation > 1 and bool(numbers - {resume.version, UNKNOWN_VERSION})
+    is_cut_off = is_ahead or IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
     if resume.is_streamed or (resume.weights is None and is_cut_off):
         pool.expect_streamed(label)
         return
-    if any(parse_label(text, resume.lineage) != resume.version for text in found):
+    if numbers != {resume.version}:
         if resume.weights is None:
             logger.info("event=engines_labelled found=%s label=%s", found, label)
             await pool.set_version_label(label)

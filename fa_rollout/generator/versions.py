@@ -78,6 +78,11 @@ class VersionBook:
         self.announced = self.published
 
 
+def are_of_start(labels: Labels) -> bool:
+    """Whether an engine has the weights of its own start: nobody has given it others, or told it a label."""
+    return bool(labels) and all(label in _NEVER_UPDATED for label, _ in labels)
+
+
 def parse_label(label: str | None, lineage: str) -> int:
     """Number of a label: `lineage:number`, or a plain number, which counts as one of the lineage."""
     if label is None:

@@ -106,6 +106,8 @@ class _Launch:
         self._engines: Engines | None = None
         self._hub: HubWatch | None = None
         self._trainer: Child | None = None
+        self._trainer_code: int | None = None
+        """As of the last look; a trainer that follows the hub into death is never seen before it."""
         self._exporter: Exporter | None = None
         self._is_winding_down = False
 
@@ -216,7 +218,7 @@ class _Launch:
 
     def _event(self) -> Cause | None:
         """What ends the run, as far as `_look` has seen; the order is that of cause before consequence."""
-        trainer_code = None if self._trainer is None else self._trainer.exit_code
+        trainer_code = self._trainer_code
         if self._signals.received:
             return Cause.INTERRUPTED
         if trainer_code == 0:
@@ -254,6 +256,7 @@ class _Launch:
 
     def _look(self) -> None:
         self._signals.drain()
+        self._trainer_code = None if self._trainer is None else self._trainer.exit_code
         if self._hub is not None:
             self._hub.look()
         if self._engines is not None and not self._is_winding_down:
@@ -270,7 +273,7 @@ class _Launch:
         return ending(
             cause,
             grace_s=self._config.run.grace_s,
-            trainer_code=None if self._trainer is None else self._trainer.exit_code,
+            trainer_code=self._trainer_code,
             hub_code=hub_code if books is None else books.exit_code,
             hub_text="" if books is None else books.text,
             signum=self._signals.received[0] if self._signals.received else 0,

@@ -1,6 +1,8 @@
 """Weight updates in the middle of work: exact versions, nothing lost, engines that always go on."""
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,46 @@ def test_an_only_engine_that_stays_away_in_an_update_is_waited_for_as_long_as_a_
         hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
         (failed,) = hub.wait_for(m.UpdateFailed)
         assert engine.url in failed.text
+
+
+@pytest.mark.parametrize("protocol", ["0.5.23", "0.5.15"])
+def test_answers_of_an_engine_that_was_started_anew_are_made_again_and_cost_no_attempt(
+    tmp_path: Path, protocol: str
+) -> None:
+    engine = ScriptedEngine.start(vocab_size=VOCAB_SIZE, protocol=protocol, **SLOWLY)
+    with engine, HubEnd(run_tree(tmp_path, engine.url)) as hub:
+        hub.wait_for(m.GeneratorReady)
+        hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
+        hub.wait_for(m.WeightsPublished)
+        tell(engine, "default")  # as its next life would
+        engine.clear()
+        hub.issue(0, 1)
+        answers = hub.answers(2)
+        assert all(true_spans(hub, answers[group]) == [[(1, NUM_TOKENS)]] * 2 for group in (0, 1))
+        assert controls(engine) == ["pause_generation", "update_weights_from_disk", "continue_generation"]
+
+
+def test_an_engine_with_a_version_that_was_never_published_waits_for_the_next(tmp_path: Path) -> None:
+    engine = ScriptedEngine.start(vocab_size=VOCAB_SIZE)
+    with engine, HubEnd(run_tree(tmp_path, engine.url)) as hub:
+        hub.wait_for(m.GeneratorReady)
+        tell(engine, f"{LINEAGE}:1")
+        engine.clear()
+        hub.restart()
+        hub.wait_for(m.GeneratorReady, 2)
+        hub.issue(0)
+        hub.send(m.PublishWeights(version=1, lineage=LINEAGE, path="/weights/1"))
+        hub.wait_for(m.WeightsPublished)
+        assert true_spans(hub, hub.answers(1)[0]) == [[(1, NUM_TOKENS)]] * 2
+        assert "update_weight_version" not in controls(engine)
+
+
+def tell(engine: ScriptedEngine, label: str) -> None:
+    """The engine tells this label from now on, by no doing of the run's."""
+    body = json.dumps({"new_version": label, "abort_all_requests": False}).encode()
+    request = urllib.request.Request(f"{engine.url}/update_weight_version", body, method="POST")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
 
 
 def test_a_new_lineage_is_current_and_what_was_sampled_before_is_unknown(tmp_path: Path, play: Play) -> None:
