@@ -16,6 +16,7 @@ import numpy as np
 
 from fa_rollout.client.completion import Completion, empty_abort
 from fa_rollout.client.errors import RequestRefused
+from fa_rollout.client.policy import FailurePolicy
 from fa_rollout.client.probe import EngineInfo
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.row import Row
@@ -126,6 +127,7 @@ class VirtualEngines:
     """What `EnginePool` is to the generator."""
 
     context_length: int | None = None
+    policy = FailurePolicy()
 
     def __init__(self, capacity: int) -> None:
         self.label = "default"
@@ -177,7 +179,7 @@ class VirtualEngines:
     async def update_weights_from_disk(self, path: str, label: str, **_: Any) -> None:
         await self.set_version_label(label)
 
-    def recheck_versions(self) -> None:
+    def recheck_versions(self) -> bool:
         raise AssertionError("every version here is known")
 
 
