@@ -201,6 +201,15 @@ class Fleet:
         else:
             self.aside.pop(engine.url, None)
 
+    async def hand_back(self) -> None:
+        """Whoever uses the router next finds the workers that were set aside on its list."""
+        for engine in self.aside.values():
+            assert self._router is not None, "only a router has a list"
+            try:
+                await self._router.call("POST", "/workers", {"url": engine.url})
+            except ControlFailed as error:
+                _LOG.warning("event=worker_not_listed endpoint=%s error=%s", engine.url, error)
+
     async def strike_off(self, url: str) -> None:
         """The router begins no request there any more; harmless when it never did.
 

@@ -209,6 +209,7 @@ class EnginePool:
                 if self._calls:
                     await self._last_call_ended.wait()
                 await self.streams.forget_group()
+                await self._fleet.hand_back()
         except TimeoutError:
             _LOG.warning("event=close_cut_short open_calls=%d", len(self._calls))
         finally:
@@ -368,6 +369,15 @@ class EnginePool:
     def expect_streamed(self, label: str) -> None:
         """Engines have weights of this label that no file holds; those that lack them get no requests."""
         self._recovery.weights = Weights(label=label, is_streamed=True)
+        self._take_out_others(label)
+
+    def expect_first(self, label: str) -> None:
+        """Engines have the weights of their own start, under this label; those that tell a later one get no
+        requests until an update brings them there."""
+        self._recovery.weights = Weights(label=label)
+        self._take_out_others(label)
+
+    def _take_out_others(self, label: str) -> None:
         for engine in self._fleet.engines:
             info = self._info(engine.url)
             if info is not None and info.version_label != label:

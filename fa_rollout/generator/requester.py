@@ -33,7 +33,7 @@ from fa_rollout.generator.sampling import (
     stop_texts,
 )
 from fa_rollout.generator.turn import Draft, Turn, stop_at_seam
-from fa_rollout.generator.versions import VersionBook, are_of_start, resolve_spans
+from fa_rollout.generator.versions import VersionBook, resolve_spans
 from fa_rollout.sample import FinishReason, IntArray, VersionSpan
 from trainer_hook.record import UNKNOWN_VERSION
 
@@ -205,9 +205,9 @@ class Requester:
         self.counts.tokens += len(completion.output_ids)
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
-            # An engine that was started anew: it may answer when it has the weights, or another now.
+            # An engine without the run's weights: it may answer when it has them, or another now.
             is_mended = self._pool.recheck_versions()
-            if self._book.follows or (is_mended and are_of_start(completion.versions)):
+            if self._book.follows or (is_mended and self._book.are_not_the_runs(completion.versions)):
                 self.counts.discarded_tokens += len(completion.output_ids)
                 return empty_abort(completion.engine)
         draft.add(completion, spans)

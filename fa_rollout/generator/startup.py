@@ -151,9 +151,12 @@ async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
     numbers = {parse_label(text, resume.lineage) for text in found}
     # A life before may have given one a version that was not published in the end.
     is_ahead = resume.incarnation > 1 and bool(numbers - {resume.version, UNKNOWN_VERSION})
-    is_cut_off = is_ahead or IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
+    is_cut_off = IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
     if resume.is_streamed or (resume.weights is None and is_cut_off):
         pool.expect_streamed(label)
+        return
+    if is_ahead and resume.weights is None and resume.version == 0:
+        pool.expect_first(label)
         return
     if numbers != {resume.version}:
         if resume.weights is None:

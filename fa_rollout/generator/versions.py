@@ -73,14 +73,16 @@ class VersionBook:
         self.confirm(max(self.published, *numbers))
         return merge_spans(zip(numbers, ends, strict=True))
 
+    def are_not_the_runs(self, labels: Labels) -> bool:
+        """Whether an engine has the weights of its own start, or a version that was never published."""
+        return bool(labels) and all(
+            label in _NEVER_UPDATED or parse_label(label, self.lineage) > self.announced
+            for label, _ in labels
+        )
+
     def withdraw(self) -> None:
         """The announced version did not come: a token that claims it is of an unknown one."""
         self.announced = self.published
-
-
-def are_of_start(labels: Labels) -> bool:
-    """Whether an engine has the weights of its own start: nobody has given it others, or told it a label."""
-    return bool(labels) and all(label in _NEVER_UPDATED for label, _ in labels)
 
 
 def parse_label(label: str | None, lineage: str) -> int:

@@ -1,6 +1,8 @@
 """Engines that join and leave a pool at work: weights first, nothing lost, behind a router or not."""
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,6 +259,25 @@ def test_who_takes_over_does_not_wait_for_an_engine_that_is_away(engines: list[S
             assert sent(back)
 
     run_with([e.url for e in engines], work, takes_over=True)
+
+
+def test_a_worker_that_was_set_aside_is_on_the_routers_list_again_when_the_pool_is_closed(
+    engines: list[ScriptedEngine],
+) -> None:
+    urls = {engine.url for engine in engines}
+
+    async def work(pool: EnginePool) -> None:
+        pool.expect_streamed("run:1")  # which none of them tells
+        await until(lambda: not listed(router))
+
+    with ScriptedEngine.start(Script(workers=list(urls))) as router:
+        run_with([router.url], work, router=True)
+        asyncio.run(until(lambda: listed(router) == urls))
+
+
+def listed(router: ScriptedEngine) -> set[str]:
+    with urllib.request.urlopen(f"{router.url}/workers", timeout=10) as answer:
+        return {worker["url"] for worker in json.load(answer)["workers"]}
 
 
 def test_requests_wait_while_a_router_has_no_worker(engines: list[ScriptedEngine]) -> None:
