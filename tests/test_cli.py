@@ -91,7 +91,13 @@ def test_a_mistake_is_code_two_and_one_message(
 def test_an_interrupt_ends_without_a_traceback() -> None:
     play = ["simulate", "--train-s", "1s", "--sweep", "staleness=0..8", "--seeds", "10000"]
     command = [sys.executable, "-X", "importtime", "-m", "fa_rollout.cli", *play]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.rstrip().endswith("fa_rollout.simulation.table"):
