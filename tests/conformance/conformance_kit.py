@@ -15,10 +15,10 @@ from tests.engines.reference import reference_logprobs
 
 T = TypeVar("T")
 
-CONTEXT = 2048
+CONTEXT = 4096
 MAX_RUNNING = 8
 PROMPT = [1, 5, 9, 4, 20, 7, 15]
-LONG = {"max_new_tokens": 1500, "ignore_eos": True}
+LONG = {"max_new_tokens": 3500, "ignore_eos": True}
 """Takes seconds on every engine; nobody waits for its end but by an abort."""
 TOLERANCE = 2e-4
 """Two float32 implementations of the same model."""
