@@ -381,8 +381,7 @@ class EnginePool:
         for engine in self._fleet.engines:
             info = self._info(engine.url)
             if info is not None and info.version_label != label:
-                text = f"it tells weight version {info.version_label!r} instead of {label!r}"
-                self._recovery.lost(engine, ControlFailed(text))
+                self._recovery.lacks(engine, label, info.version_label)
 
     def expect_change(self) -> None:
         """Somebody else is about to replace the weights: who is out stays out, who is in stays in."""

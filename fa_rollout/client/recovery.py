@@ -131,7 +131,7 @@ class Recovery:
                 found = await control.version_of(engine)
                 is_current = self.weights is expected and not self.must_wait
                 if is_current and found != expected.label:
-                    self._lacks(engine, expected.label, found)
+                    self.lacks(engine, expected.label, found)
         except ControlFailed as error:
             _LOG.info("event=version_unknown error=%s", error)
         finally:
@@ -148,10 +148,11 @@ class Recovery:
         others = {url: found for url, found in told.items() if found != self.weights.label}
         for engine in await self._fleet.everyone():
             if engine.url in others:
-                self._lacks(engine, self.weights.label, others[engine.url])
+                self.lacks(engine, self.weights.label, others[engine.url])
         return len(told) - len(others)
 
-    def _lacks(self, engine: Engine, label: str, found: str | None) -> None:
+    def lacks(self, engine: Engine, label: str, found: str | None) -> None:
+        """An engine tells another label than it should: it is out until it has these weights."""
         self.lost(engine, ControlRefused(f"{engine.url} must tell weight version {label!r}, found {found!r}"))
 
     def overloaded(self, lane: Lane) -> None:
@@ -297,13 +298,12 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
             f"{engine.url} must hold the weights labelled {weights.label!r}, found {found!r}: it waits for "
             "the run that gives engines their weights"
         )
-    if weights is not None and weights.path is None and _lineage(found) == _lineage(weights.label):
-        raise WeightsMissing(
-            f"{engine.url} must hold the weights of its start, found those labelled {found!r}: it waits for "
-            "the next hook.update_weights()"
-        )
-    is_in_pieces = found == control.IN_PIECES and (weights is None or weights.path is None)
-    if is_in_pieces or (weights is not None and weights.is_streamed):
+    has_file = weights is not None and weights.path is not None
+    # Weights of an engine's own start are there when it starts, and gone once a version took their place.
+    is_replaced = found == control.IN_PIECES or (
+        weights is not None and _lineage(found) == _lineage(weights.label)
+    )
+    if not has_file and (is_replaced or (weights is not None and weights.is_streamed)):
         label = "unknown" if weights is None else repr(weights.label)
         raise WeightsMissing(
             f"{engine.url} must hold the weights labelled {label}, found {found!r}, and no file holds them: "
