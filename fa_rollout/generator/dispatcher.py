@@ -29,7 +29,7 @@ from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.group import GroupRunner
 from fa_rollout.generator.job import Ending, HeadStart, Job
 from fa_rollout.generator.places import Places
-from fa_rollout.generator.telling import tellable
+from fa_rollout.generator.telling import tellable, traced
 from fa_rollout.rewards.pool import RewardWorkersLost
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
@@ -207,8 +207,7 @@ class Dispatcher:
         except (ConfigError, EndlessRejection, RewardWorkersLost):
             raise  # no group can become a record any more
         except Exception as error:  # user code runs in there: its mistake ends its group, not the run
-            traced = tellable("".join(traceback.format_exception(error)))
-            logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced)
+            logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))
             text = "".join(traceback.format_exception_only(error)).strip()
             return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
 

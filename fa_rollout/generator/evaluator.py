@@ -31,7 +31,7 @@ from fa_rollout.generator.execution import Executions, Executor, Order
 from fa_rollout.generator.gate import Gate
 from fa_rollout.generator.job import Job
 from fa_rollout.generator.tasks import first_error
-from fa_rollout.generator.telling import tellable
+from fa_rollout.generator.telling import tellable, traced
 from fa_rollout.rewards.pool import RewardWorkersLost
 from fa_rollout.sample import Sample
 from trainer_hook import messages as m
@@ -156,8 +156,7 @@ class Evaluator:
         except (SampleFailed, ClientError, PromptError) as error:
             failure = tellable(f"{type(error).__name__}: {error}")
         except Exception as error:  # user code runs in there: its mistake ends its prompt, not the run
-            traced = tellable("".join(traceback.format_exception(error)))
-            logger.warning("event=evaluation_raised index=%d\n%s", index, traced)
+            logger.warning("event=evaluation_raised index=%d\n%s", index, traced(error))
             failure = tellable(f"raised: {''.join(traceback.format_exception_only(error)).strip()}")
         samples = [] if failure else [_evaluated(sample) for sample in itertools.chain(*executions)]
         return EvaluatedPrompt(

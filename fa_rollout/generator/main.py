@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import gc
 import socket
-import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -30,7 +29,7 @@ from fa_rollout.generator.life import End, Life
 from fa_rollout.generator.pulse import Figures, Heart
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.tasks import first_error
-from fa_rollout.generator.telling import tellable
+from fa_rollout.generator.telling import traced
 from fa_rollout.log_level import configure
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
@@ -70,10 +69,10 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open
         try:
             end = await _work(link, ring_fd, life, open_loop)
         except (ConfigError, ClientError, EndlessRejection) as error:
-            await _tell(link, GaveUp(error=type(error).__name__, text=_text(error)))
+            await _tell(link, GaveUp(error=type(error).__name__, text=traced(error)))
             return EXIT_GAVE_UP
         except Exception as error:
-            await _tell(link, Warned(text=f"the generator fails: {_text(error)}"))
+            await _tell(link, Warned(text=f"the generator fails: {traced(error)}"))
             raise
     return end.exit_code
 
@@ -128,8 +127,3 @@ async def _tell(link: HubLink, message: Message) -> None:
             await link.resumed()
             link.send(message)
             await link.flushed()
-
-
-def _text(error: BaseException) -> str:
-    """Type, text and traceback."""
-    return tellable("".join(traceback.format_exception(error)).strip())

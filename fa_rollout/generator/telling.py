@@ -1,5 +1,7 @@
 """Text of errors on its way to the hub: user code, files and engines put anything into it."""
 
+import traceback
+
 _MAX_CHARS = 8000
 
 
@@ -12,3 +14,8 @@ def tellable(text: str) -> str:
         half = _MAX_CHARS // 2
         text = f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def traced(error: BaseException) -> str:
+    """Type, text and traceback, tellable."""
+    return tellable("".join(traceback.format_exception(error)).strip())

@@ -8,6 +8,7 @@ left (an engine that was restarted, or fell back) all count as unknown, never as
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fa_rollout.sample import VersionSpan
 from trainer_hook.record import UNKNOWN_VERSION
@@ -72,6 +73,11 @@ class VersionBook:
         self.has_numbers |= any(label not in _NEVER_UPDATED for label, _ in labels)
         self.confirm(max(self.published, *numbers))
         return merge_spans(zip(numbers, ends, strict=True))
+
+    def follow_answers(self, labels: Iterable[Any]) -> list[int]:
+        """The versions that several answers told, a label each; of neighbours with the same one, once."""
+        told = [(None if label is None else str(label), end) for end, label in enumerate(labels, 1)]
+        return [span.version for span in self.follow(told, num_tokens=len(told))]
 
     def are_not_the_runs(self, labels: Labels) -> bool:
         """Whether an engine has the weights of its own start, or a version that was never published."""

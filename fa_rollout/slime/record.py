@@ -136,8 +136,7 @@ def _spans(sample: Any, errand: Errand) -> list[VersionSpan]:
 def oldest_version(sample: Any, errand: Errand) -> int:
     """Of the answers that made a sample, as they told; unknown if one is of an engine that has the weights of
     its start, while others were updated."""
-    told = [(str(label), end) for end, label in enumerate(sample.weight_versions, 1)]
-    versions = [span.version for span in errand.book.follow(told, num_tokens=len(told))]
+    versions = errand.book.follow_answers(sample.weight_versions)
     return min(versions) if versions and errand.book.has_numbers else errand.started_version
 
 

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import pickle
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -28,7 +27,7 @@ from fa_rollout.generator.execution import Slot
 from fa_rollout.generator.job import Ending, Job
 from fa_rollout.generator.outbox import Outbox
 from fa_rollout.generator.tasks import contained, first_error
-from fa_rollout.generator.telling import tellable
+from fa_rollout.generator.telling import traced
 from fa_rollout.generator.turn import Turn
 from fa_rollout.generator.versions import VersionBook
 from fa_rollout.slime.errand import ERRAND, Errand
@@ -220,7 +219,7 @@ class SlimeRunner:
 
     def _raised(self, job: Job, error: Exception) -> Ending:
         attempt = job.assignment.attempt + 1
-        text = tellable("".join(traceback.format_exception(error)).strip())
+        text = traced(error)
         if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
             raise GroupRaised(
                 f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "

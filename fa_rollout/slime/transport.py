@@ -68,9 +68,7 @@ class Transport:
         """Whether an engine answered that has the weights of its start, while others were updated."""
         metas = [one.get("meta_info") for one in _answers(answer)]
         labels = [meta["weight_version"] for meta in metas if meta and "weight_version" in meta]
-        told = [(None if label is None else str(label), end) for end, label in enumerate(labels, 1)]
-        spans = self._book.follow(told, num_tokens=len(told))
-        return any(span.version == UNKNOWN_VERSION for span in spans)
+        return UNKNOWN_VERSION in self._book.follow_answers(labels)
 
     async def _answer(self, url: str, body: bytes, max_retries: int, headers: Mapping[str, str]) -> Any:
         for attempt in range(1, max_retries + 1):
