@@ -40,9 +40,9 @@ class Engines:
         """`log`: the file for the output of a program, by its name; None: where this process's goes."""
         self._config, self._log, self._say, self._change, self._tell_down = config, log, say, change, down
         self._down: list[str] = []
+        """As of the last look."""
         self._keepers: list[EngineKeeper] = []
         self._router: EngineKeeper | None = None
-        self._was_up: dict[EngineKeeper, bool] = {}
         for one in program.engines(config):
             self._keepers.append(self._keeper(one))
 
@@ -80,7 +80,6 @@ class Engines:
             keeper.look()
             if was_running and keeper is not self._router:
                 self._tell(keeper, died_for_good=keeper.obituary is not None and not was_hopeless)
-            self._was_up[keeper] = keeper.is_up
         self._start_router()
         down = [keeper.url for keeper in self._all() if keeper.url is not None and not keeper.is_up]
         if down != self._down:
@@ -121,7 +120,7 @@ class Engines:
 
     def _tell(self, keeper: EngineKeeper, *, died_for_good: bool) -> None:
         assert keeper.url is not None, "a run begins when all engines have an address"
-        was_up = self._was_up.get(keeper, False)
+        was_up = keeper.url not in self._down
         if died_for_good:
             self._say(str(keeper.obituary))
             self._change(keeper.url, False)

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
+from fa_rollout.records import events
 from shm.channel import Channel
 from shm.endpoint import connect
 from shm.errors import FaRolloutError
@@ -23,7 +24,6 @@ from trainer_hook.connection import Connection, error_named
 from trainer_hook.messages import PROTOCOL, Hello, Refused, decode, encode
 
 NOTE = "run.json"
-EVENTS = "events.jsonl"
 CONNECT_S = 10.0
 
 
@@ -105,7 +105,7 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
 
 def _over(run: str | None) -> str:
     """What to do where the folder of a run is meant that is over."""
-    is_over = run is not None and (Path(run) / EVENTS).is_file()
+    is_over = run is not None and (Path(run) / events.FILE_NAME).is_file()
     return f"; {run} holds a run that is over: fa-rollout-proc report {run}" if is_over else ""
 
 
