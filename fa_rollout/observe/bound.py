@@ -118,10 +118,9 @@ class _Tally:
 
     def add(self, now: Snapshot) -> None:
         generator, groups = now.generator, now.groups
-        lost = [engine for engine in now.engines if engine.health == "out"]
+        lost = now.engines_out
         if lost:
-            last_error = lost[0].now.last_error or "no answer"
-            self._out = f"{len(lost)} of {len(now.engines)} engines, out: {lost[0].url}: {last_error}"
+            self._out = f"{len(lost)} of {len(now.engines)} engines, out: {lost[0].complaint}"
         sampled = max(generator.in_flight, now.run.samples_per_group)
         self.num += 1
         self._counts["ring_full"] += bool(generator.num_waiting_for_ring) or groups.limit == NO_ROOM

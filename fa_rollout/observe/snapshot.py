@@ -204,6 +204,11 @@ class EngineState(Part):
     now: EngineFigures
     tokens_per_s: float = 0.0
 
+    @property
+    def complaint(self) -> str:
+        """Its address, and what it said last."""
+        return f"{self.url}: {self.now.last_error or 'no answer'}"
+
 
 class RingFigures(Part):
     """The shared memory."""
@@ -335,3 +340,8 @@ class Snapshot(Part):
     reasons: list[Reason] = []
     warnings: list[WarningText] = []
     """The latest last."""
+
+    @property
+    def engines_out(self) -> list[EngineState]:
+        """Those that get no requests."""
+        return [engine for engine in self.engines if engine.health == "out"]

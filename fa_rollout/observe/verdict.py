@@ -19,7 +19,7 @@ from fa_rollout.observe.bound import (
     level_of,
     remedies,
 )
-from fa_rollout.observe.snapshot import EngineState, RankFigures, RunPhase, Snapshot, TrainerPhase
+from fa_rollout.observe.snapshot import RankFigures, RunPhase, Snapshot, TrainerPhase
 from fa_rollout.observe.words import seconds, share
 
 SILENT_S = 5.0
@@ -47,7 +47,7 @@ def judge(now: Snapshot, looks: Sequence[Snapshot] = ()) -> Verdict:
 
 def _of_life(now: Snapshot) -> Verdict | None:
     """A run that begins, ends, or lacks a part."""
-    generator, out = now.generator, [e for e in now.engines if e.health == "out"]
+    generator, out = now.generator, now.engines_out
     if now.run.phase is RunPhase.GIVEN_UP:
         return Verdict(level=Level.BAD, headline="the run was given up", why=now.run.ending or "")
     if now.run.phase is RunPhase.ENDING:
@@ -65,7 +65,7 @@ def _of_life(now: Snapshot) -> Verdict | None:
         why = "it is stopped, starved of CPU, or code of yours blocks its loop; see run.heartbeat_s"
         return Verdict(level=Level.WARN, headline=headline, why=why)
     if out and len(out) == len(now.engines):
-        return Verdict(level=Level.BAD, headline="no engine answers", why=_last_error(out))
+        return Verdict(level=Level.BAD, headline="no engine answers", why=out[0].complaint)
     return None
 
 
@@ -87,8 +87,8 @@ def _stuck(now: Snapshot) -> Verdict:
     trainer = now.trainer
     since = seconds(trainer.since_s)
     if trainer.phase is TrainerPhase.UPDATING and trainer.in_update == "publishing":
-        lost = [engine for engine in now.engines if engine.health == "out"]
-        why = _last_error(lost) if lost else "see the engines' own logs, and the generator's warnings"
+        lost = now.engines_out
+        why = lost[0].complaint if lost else "see the engines' own logs, and the generator's warnings"
         return Verdict(level=Level.WARN, headline=f"engines have been loading weights for {since}", why=why)
     busy = [rank for rank in trainer.ranks if rank.phase is trainer.phase]
     doing = {
@@ -143,9 +143,9 @@ def _remark(now: Snapshot) -> str:
     if settled and groups.failed > 0.05 * settled:
         worst = next((reason for reason in now.reasons if reason.outcome == "failed"), None)
         return f"{groups.failed} groups have failed" + (f": {worst.reason}" if worst else "")
-    out = [engine for engine in now.engines if engine.health == "out"]
+    out = now.engines_out
     if out:
-        return f"{len(out)} of {len(now.engines)} engines are out: {_last_error(out)}"
+        return f"{len(out)} of {len(now.engines)} engines are out: {out[0].complaint}"
     if now.generator.loop_gap_ms > 500:
         return f"the generator's loop hung for {now.generator.loop_gap_ms:.0f} ms: code of yours blocks it"
     if now.generator.load is not None and now.generator.load < 0.5 and groups.limit == AT_BOUND:
@@ -178,8 +178,3 @@ def mean_step_s(now: Snapshot) -> float | None:
 def _step(now: Snapshot) -> str:
     mean_s = mean_step_s(now)
     return "an unknown time" if mean_s is None else f"{seconds(mean_s)} on average"
-
-
-def _last_error(engines: list[EngineState]) -> str:
-    worst = engines[0]
-    return f"{worst.url}: {worst.now.last_error or 'no answer'}"

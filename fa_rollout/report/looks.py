@@ -30,14 +30,17 @@ def looks(folder: Path, run: str) -> Iterator[Snapshot]:
                 yield now
 
 
-def holds(folder: Path, run: str) -> Holds:
-    """What held generation back, from the first trained step on."""
-    return holds_of(now for now in looks(folder, run) if now.totals.steps)
+def seen(folder: Path, run: str) -> tuple[Holds, list[EngineState]]:
+    """What held generation back, from the first trained step on; and the engines as the last look with any of
+    them tells."""
+    engines: list[EngineState] = []
 
+    def trained() -> Iterator[Snapshot]:
+        nonlocal engines
+        for now in looks(folder, run):
+            engines = now.engines or engines
+            if now.totals.steps:
+                yield now
 
-def last_engines(folder: Path, run: str) -> list[EngineState]:
-    """The engines as the last look with any of them tells."""
-    found: list[EngineState] = []
-    for now in looks(folder, run):
-        found = now.engines or found
-    return found
+    holds = holds_of(trained())
+    return holds, engines

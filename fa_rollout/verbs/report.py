@@ -39,14 +39,15 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from fa_rollout.config import ConfigError
     from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
     from fa_rollout.report import trace
-    from fa_rollout.report.looks import holds, last_engines
+    from fa_rollout.report.looks import seen
     from fa_rollout.report.page import page
     from fa_rollout.report.sample_cards import Shown, chosen
     from fa_rollout.report.summary import summarize
 
     found = launches(options.folder)
     history = choose(found, options.launch)
-    summary = summarize(history, holds(options.folder, history.run))
+    holds, engines = seen(options.folder, history.run)
+    summary = summarize(history, holds)
     samples: list[Shown] = []
     without = "The run kept no samples (run.samples), or has written none yet."
     try:
@@ -54,7 +55,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     except (ConfigError, NoRecords) as error:
         without = f"Samples cannot be shown: {error}"
     output = options.output or options.folder / "report.html"
-    text = page(summary, samples, engines=last_engines(options.folder, history.run), without_samples=without)
+    text = page(summary, samples, engines=engines, without_samples=without)
     output.write_text(text, encoding="utf-8")
     print(summary.verdict.headline)
     if len(found) > 1 and options.launch is None:

@@ -9,7 +9,7 @@ import pytest
 
 from fa_rollout.observe.bound import Bound, Level, Stretch
 from fa_rollout.observe.snapshot import Snapshot, TimeSpent, TrainerPhase
-from fa_rollout.report.looks import FILE_NAME, holds, last_engines
+from fa_rollout.report.looks import FILE_NAME, seen
 from fa_rollout.report.verdict import Facts, judge
 from tests.observe.shots import changed, engine, healthy
 
@@ -66,9 +66,10 @@ def test_looks_count_where_the_trainer_waited_and_those_of_other_releases_do_not
         '{"half',
     ]
     (tmp_path / FILE_NAME).write_text("\n".join(lines))
-    assert holds(tmp_path, healthy().run.name).ring_full == 1.0
-    assert last_engines(tmp_path, healthy().run.name) == [engine(9)]
-    assert last_engines(tmp_path / "nowhere", "") == []
+    holds, engines = seen(tmp_path, healthy().run.name)
+    assert holds.ring_full == 1.0
+    assert engines == [engine(9)]
+    assert seen(tmp_path / "nowhere", "")[1] == []
 
 
 def _line(now: Snapshot) -> str:
