@@ -1,23 +1,10 @@
 """The log of events: whole lines, whatever ended the run before; a disk that is full costs the log alone."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from fa_rollout.hub.event_log import EventLog
-
-
-@contextmanager
-def disk_of(num_bytes: int) -> Iterator[None]:
-    """Files can be no longer than this, like on a disk that is full then."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+from tests.disk import disk_of
 
 
 def test_a_line_that_a_kill_cut_short_spoils_no_other(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ class Manager:
         return [s for batch in self.batches.values() for group in batch for s in flat(group)]
 
     @property
+    def ages(self) -> list[int]:
+        """Versions between each answer's and the one that trains its batch, where every step has one."""
+        return [
+            step + 1 - int(label)
+            for step, batch in self.batches.items()
+            for group in batch
+            for sample in flat(group)
+            for label in sample.weight_versions
+        ]
+
+    @property
     def trained(self) -> list[int]:
         """Group indices in the order of their hand-over."""
         return [flat(group)[0].group_index for batch in self.batches.values() for group in batch]

@@ -61,13 +61,7 @@ def test_no_token_is_older_than_the_bound_when_its_batch_is_trained(
     args = arguments(tmp_path, router, num_rollout=10, fa_rollout_staleness=staleness)
     manager = Manager(args)
     train_async(manager, made, steps=range(10))
-    ages = [
-        step + 1 - int(label)
-        for step, batch in manager.batches.items()
-        for group in batch
-        for sample in group
-        for label in sample.weight_versions
-    ]
+    ages = manager.ages
     assert max(ages) <= staleness
     assert sorted(manager.trained) == list(range(40))
     assert max(m["fa_rollout/staleness"] for m in manager.metrics.values()) == max(ages)

@@ -1,12 +1,9 @@
 """Weights arrive in files as they are in the model: whole, once, under the names that engines know."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
 from trainer_hook.publish import publish
 
@@ -93,19 +91,9 @@ def test_a_rank_that_only_gathers_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_failed_write_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     state = {"small": torch.zeros(10), "big": torch.zeros(100_000)}
-    with largest_file(50_000), pytest.raises(PublishFailed, match=f"written whole to {tmp_path}"):
+    with disk_of(50_000), pytest.raises(PublishFailed, match=f"written whole to {tmp_path}"):
         publish(state, tmp_path, max_file_bytes=1000)
     assert list(tmp_path.iterdir()) == []
 
@@ -201,6 +189,7 @@ import sys, torch
 from pathlib import Path
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
 from trainer_hook.gathering import Gathering, on_host
 from trainer_hook.publish import publish
