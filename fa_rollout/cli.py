@@ -6,7 +6,6 @@ one message without a traceback and before anything has been started.
 
 import argparse
 import difflib
-import logging
 import os
 import re
 import signal
@@ -33,6 +32,7 @@ from fa_rollout.verbs import (
 from fa_rollout.verbs.configured import add_keys
 from fa_rollout.version import __version__
 from shm.errors import FaRolloutError
+from trainer_hook.printable import printable
 
 VERBS = (run, demo, doctor, samples, report, top, engines, config, simulate, replay, completion)
 """In the order of the help."""
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = f"a trainer's command after -- does not go with {options.verb}"
             _refuse(f"{text}, found {' '.join(command)!r}")
         options.changes = changes
-        logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+        log_level.log_to_stderr(options.log_level, _LOG_FORMAT)
         log_level.pass_on(options.log_level)
         return int(options.call(options, command))
     except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse(text: str) -> NoReturn:
-    print(f"fa-rollout-proc: {text}", file=sys.stderr)
+    print(f"fa-rollout-proc: {printable(text, lines=True)}", file=sys.stderr)
     raise SystemExit(EXIT_REFUSED)
 
 

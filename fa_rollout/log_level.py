@@ -3,6 +3,9 @@
 import logging
 import os
 import sys
+from types import TracebackType
+
+from trainer_hook.printable import printable
 
 VARIABLE = "FA_ROLLOUT_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
@@ -22,6 +25,25 @@ def pass_on(level: str) -> None:
 
 def configure(who: str) -> None:
     """Log to standard error, each line with the name of the process."""
-    logging.basicConfig(
-        stream=sys.stderr, level=chosen().upper(), format=f"{who} %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr(chosen(), f"{who} %(levelname)s %(name)s %(message)s")
+
+
+def log_to_stderr(level: str, form: str) -> None:
+    """Log so that no message can start a line of its own or act on the terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _Printable(logging.Formatter):
+    """A message is one line; of a traceback, each line is indented, so that none looks like a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        return "  " + printable(super().formatException(ei), lines=True).replace("\n", "\n  ")

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from fa_rollout.config import Config, Evaluation, Metrics
 from fa_rollout.dotted import is_url
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
+from trainer_hook.printable import printable
 
 _FDS_BESIDE_REQUESTS = 128
 """Logs, libraries, reward workers, channel."""
@@ -78,7 +79,7 @@ def is_fit(config: Config, command: Sequence[str]) -> bool:
     """Print what the checks find; False when the run must not start."""
     findings = preflight(config, command)
     for finding in findings:
-        print(f"fa-rollout-proc: {finding}", file=sys.stderr)
+        print(f"fa-rollout-proc: {printable(str(finding), lines=True)}", file=sys.stderr)
     return all(finding.severity is not Severity.ERROR for finding in findings)
 
 

@@ -27,6 +27,7 @@ from trainer_hook.messages import (
     decode,
     encode,
 )
+from trainer_hook.printable import printable
 
 log = logging.getLogger("trainer_hook")
 
@@ -36,10 +37,11 @@ SEND_TIMEOUT_S = 2.0
 
 def error_named(name: str, text: str) -> FaRolloutError:
     """The error that a peer names, or a HookError that quotes a name which is none of ours."""
+    shown = printable(text, lines=True)
     kind = getattr(hook_errors, name, None) or getattr(shm_errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FaRolloutError):
-        return kind(text)
-    return HookError(f"{name}: {text}")
+        return kind(shown)
+    return HookError(f"{name}: {shown}")
 
 
 class Connection:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fa_rollout.config import ConfigError, load
 from fa_rollout.demo.curve import draw, sparkline
@@ -24,6 +25,7 @@ from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
 from fa_rollout.launcher.launch import Ended, Seat, launch
 from fa_rollout.preflight import is_fit
+from trainer_hook.printable import printable
 
 _SETTLED = ("trained", "filtered", "failed", "dropped")
 _AVERAGED_OVER = 10
@@ -140,7 +142,7 @@ def _table(view: View, *, width: int) -> Table:
     num_rows = min(10, len(view.steps))
     for row in range(num_rows):
         figures = view.steps[(row + 1) * len(view.steps) // num_rows - 1]
-        table.add_row(*cells(figures), figures.example[-width:])
+        table.add_row(*cells(figures), Text(printable(figures.example[-width:])))
     return table
 
 
@@ -148,6 +150,6 @@ def _show_log(console: Console, plan: Plan) -> None:
     """The last lines of the trainer, which fails most often; the others are named."""
     log = plan.logs / "trainer.log"
     if log.is_file():
-        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        console.print("\n".join(lines), markup=False, highlight=False, style="dim")
+        lines = log.read_text(errors="replace").split("\n")[-_LOG_LINES:]
+        console.print("\n".join(map(printable, lines)), markup=False, highlight=False, style="dim")
     console.print(f"logs: {plan.logs}", soft_wrap=True)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fa_rollout.demo.curve import sparkline
 from fa_rollout.demo.figures import FiguresReader, StepFigures
+from trainer_hook.printable import printable
 
 COLUMNS = {"step": 5, "reward": 7, "tokens/s": 9, "trainer idle": 13, "staleness": 10, "ring fill": 10}
 """Names and widths; with the elapsed time they fit 80 characters."""
@@ -53,7 +54,7 @@ class View:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(Text(text))
+        self._console.print(Text(printable(text, lines=True)))
 
     @property
     def elapsed_s(self) -> float:
@@ -76,7 +77,9 @@ class View:
         curve = Text.assemble(
             ("reward  ", "dim"), (sparkline([figures.reward for figures in self.steps]), "cyan")
         )
-        example = Text.assemble(("sample  ", "dim"), last.example[: max(20, self._console.width - 10)])
+        example = Text.assemble(
+            ("sample  ", "dim"), printable(last.example)[: max(20, self._console.width - 10)]
+        )
         bar = ProgressBar(total=self._num_steps, completed=last.step + 1, width=40)
         progress = Table.grid(padding=(0, 2))
         progress.add_row(bar, Text(f"step {last.step + 1} of {self._num_steps}, {self.elapsed_s:.0f} s"))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fa_rollout.doctor.outcome import Outcome, Status
+from trainer_hook.printable import printable, printable_json
 
 _MARKS = {Status.OK: "ok", Status.WARNING: "look", Status.ERROR: "mend", Status.SKIPPED: "-"}
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red", Status.SKIPPED: "dim"}
@@ -23,11 +24,13 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for outcome in outcomes:
-        cell = Text(outcome.text, style="dim" if outcome.status is Status.SKIPPED else "")
+        cell = Text(
+            printable(outcome.text, lines=True), style="dim" if outcome.status is Status.SKIPPED else ""
+        )
         for line in outcome.details:
-            cell.append(f"\n{line}", style="dim")
+            cell.append(f"\n{printable(line, lines=True)}", style="dim")
         if outcome.fix:
-            cell.append(f"\nfix: {outcome.fix}", style=_STYLES[outcome.status])
+            cell.append(f"\nfix: {printable(outcome.fix)}", style=_STYLES[outcome.status])
         mark = Text(_MARKS[outcome.status], style=_STYLES[outcome.status])
         table.add_row(mark, outcome.check, cell)
     console.print(table)
@@ -47,4 +50,5 @@ def _summary(outcomes: Sequence[Outcome]) -> Text:
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
     """A list of objects."""
-    return json.dumps([asdict(outcome) for outcome in outcomes], indent=1, ensure_ascii=False)
+    text = json.dumps([asdict(outcome) for outcome in outcomes], indent=1, ensure_ascii=False)
+    return printable_json(text)

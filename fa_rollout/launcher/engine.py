@@ -18,6 +18,7 @@ from pathlib import Path
 from fa_rollout.engines.service import free_port
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.program import Program
+from trainer_hook.printable import printable
 
 RESTART_WINDOW_S = 3600.0
 """Accidental ends are counted over this time."""
@@ -134,8 +135,10 @@ class EngineKeeper:
     def _last_lines(self) -> str:
         if self._log is None or not self._log.is_file():
             return ""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LAST_LINES:]
-        return "; its last lines:\n" + "\n".join(lines)
+        lines = (
+            self._log.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")[-_NUM_LAST_LINES:]
+        )
+        return "; its last lines:\n" + "\n".join(f"  {printable(line)}" for line in lines)
 
     def _close_pipe(self) -> None:
         if self._ready_fd >= 0:

@@ -34,6 +34,7 @@ from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
 from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
+from trainer_hook.printable import printable
 
 START_DEADLINE_S = 60.0
 """For the hub to listen. It neither loads a model nor reads the data for that."""
@@ -58,7 +59,7 @@ class Ended:
 
 
 def _say(text: str) -> None:
-    print(f"fa-rollout-proc: {text}", file=sys.stderr, flush=True)
+    print(f"fa-rollout-proc: {printable(text, lines=True)}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from fa_rollout.observe.glyphs import Glyphs
 from fa_rollout.observe.rows import Line
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
 from fa_rollout.observe.verdict import judge
+from trainer_hook.printable import printable
 
 LABEL = 11
 WIDE = 150
@@ -44,7 +45,7 @@ def draw(
         note: ends the first line.
         looks: the latest snapshots, which the verdict rests on.
     """
-    head = [*rows.head(now, judge(now, looks), glyphs, width, height, note), []]
+    head = [*_printable(rows.head(now, judge(now, looks), glyphs, width, height, note)), []]
     room = max(1, height - len(head))
     left, right = _columns(now, steps, glyphs)
     if is_over:
@@ -75,7 +76,16 @@ def _columns(now: Snapshot, steps: Sequence[StepFigures], glyphs: Glyphs) -> tup
         "lost": rows.lost(now),
         "warnings": rows.warnings(now),
     }
-    return left, right
+    return _all_printable(left), _all_printable(right)
+
+
+def _all_printable(sections: Sections) -> Sections:
+    return {label: _printable(lines) for label, lines in sections.items()}
+
+
+def _printable(lines: list[Line]) -> list[Line]:
+    """Before anything is measured: engines and user code wrote parts of it."""
+    return [[(printable(words), style) for words, style in line] for line in lines]
 
 
 def _fit(sections: Sections, room: int) -> list[tuple[str, Line]]:

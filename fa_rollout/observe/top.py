@@ -26,6 +26,7 @@ from fa_rollout.observe.observer import Observer, RunOver
 from fa_rollout.observe.screen import draw
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
 from fa_rollout.observe.words import progress_line, seconds
+from trainer_hook.printable import printable
 
 NUM_STEPS = 240
 """That curves are drawn of."""
@@ -106,7 +107,7 @@ def follow(observer: Observer, console: Console, *, interval_s: float) -> RunOve
     """One line now and then, where there is no terminal."""
     try:
         while True:
-            console.print(Text(progress_line(observer.snapshot(timeout_s=60.0))), soft_wrap=True)
+            console.print(Text(printable(progress_line(observer.snapshot(timeout_s=60.0)))), soft_wrap=True)
             time.sleep(interval_s)
     except RunOver as over:
         return over

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fa_rollout.records.samples import Fate, KeptSample
 from fa_rollout.records.text import Decodes, Piece, pieces, prompt_text
+from trainer_hook.printable import printable
 
 _FATE_STYLES = {Fate.TRAINED: "green", Fate.FAILED: "red", Fate.FILTERED: "yellow", Fate.DROPPED: "yellow"}
 _HEAD, _TAIL = 600, 900
@@ -26,14 +27,19 @@ def show(console: Console, samples: Iterable[KeptSample], tokenizer: Decodes, *,
         console.print(_facts(sample), soft_wrap=False)
         if sample.reason:
             console.print(
-                Text(f"why: {sample.reason}", style="red" if sample.fate is Fate.FAILED else "yellow")
+                Text(
+                    f"why: {printable(sample.reason, lines=True)}",
+                    style="red" if sample.fate is Fate.FAILED else "yellow",
+                )
             )
         if len(sample.prompt_ids):
-            _block(console, "prompt", _cut(Text(prompt_text(sample, tokenizer), style="cyan"), is_full))
+            _block(
+                console, "prompt", _cut(Text(_shown(prompt_text(sample, tokenizer)), style="cyan"), is_full)
+            )
         if sample.member is not None:
             _block(console, "answer", _cut(_answer(pieces(sample, tokenizer)), is_full))
         if sample.label is not None:
-            _block(console, "label", _cut(Text(str(sample.label)), is_full))
+            _block(console, "label", _cut(Text(_shown(str(sample.label))), is_full))
         console.print()
 
 
@@ -89,7 +95,11 @@ def _facts(sample: KeptSample) -> Text:
         facts.append(f"row {sample.prompt_index}")
     if sample.duration_s:
         facts.append(f"{sample.duration_s:.2f} s")
-    return Text("  ·  ".join(facts), style="dim")
+    return Text(printable("  ·  ".join(facts)), style="dim")
+
+
+def _shown(text: str) -> str:
+    return printable(text, lines=True)
 
 
 def _answer(found: list[Piece]) -> Text:
@@ -101,7 +111,8 @@ def _answer(found: list[Piece]) -> Text:
             text.append(f"‹v{piece.version}›" if piece.version != -1 else "‹v?›", style="bold magenta")
             last = piece.version
         text.append(
-            f"⟦{piece.text}⟧" if piece.is_masked else piece.text, "dim italic" if piece.is_masked else ""
+            f"⟦{_shown(piece.text)}⟧" if piece.is_masked else _shown(piece.text),
+            "dim italic" if piece.is_masked else "",
         )
     return text
 

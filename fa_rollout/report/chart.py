@@ -7,8 +7,8 @@ text around it. Invariant: every chart says its numbers in its label too, for th
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from fa_rollout.report.html import escape
 from fa_rollout.report.words import number, ticks
 
 WIDTH, HEIGHT = 1000.0, 100.0
@@ -181,7 +181,7 @@ def _figure(
         f'<figure class="chart"><figcaption><b>{escape(title)}</b>{_note(note)}</figcaption>'
         f"{_legend(found, limit, is_points=is_points)}"
         f'<div class="plot"><div class="ys" aria-hidden="true">{ys}</div>'
-        f"<div class=\"area\" data-tip='{escape(json.dumps(tip), quote=True)}'>"
+        f"<div class=\"area\" data-tip='{escape(json.dumps(tip))}'>"
         f"{_svg(rules + marks, _label(title, found))}</div>{x_labels(axis)}</div></figure>"
     )
 

@@ -1,8 +1,7 @@
 """What the run's metrics say of its engines. In: engines as they were seen last. Out: a table in HTML."""
 
-from html import escape
-
 from fa_rollout.observe.snapshot import EngineState
+from fa_rollout.report.html import escape
 from fa_rollout.report.words import number, seconds
 
 

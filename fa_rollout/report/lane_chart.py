@@ -4,9 +4,9 @@ Invariant: a lane with more spans than can be seen shows what took most of each 
 """
 
 from collections.abc import Sequence
-from html import escape
 
 from fa_rollout.report.chart import WIDTH, Axis, x_labels
+from fa_rollout.report.html import escape
 from fa_rollout.report.timeline import Span
 from fa_rollout.report.words import clock, seconds, time_ticks
 

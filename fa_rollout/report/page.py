@@ -6,7 +6,6 @@ from a run is escaped.
 
 import datetime
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 
 from fa_rollout.observe.bound import Level
@@ -15,6 +14,7 @@ from fa_rollout.records.history import History
 from fa_rollout.records.story import ENDS
 from fa_rollout.report import engines as engine_table
 from fa_rollout.report import figures, pictures
+from fa_rollout.report.html import escape, policy
 from fa_rollout.report.sample_cards import Shown, sample_cards
 from fa_rollout.report.summary import Summary
 from fa_rollout.report.words import number, seconds
@@ -64,6 +64,7 @@ def page(
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{policy(script)}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body><main>{body}"
         f"<footer>Made by fa-rollout-proc report, fa_rollout {escape(__version__)}. Times are those of "

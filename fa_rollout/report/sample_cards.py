@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from fa_rollout.records.history import History
 from fa_rollout.records.samples import Choice, KeptSample, Order, select
 from fa_rollout.records.text import Decodes, Piece, pieces, prompt_text
+from fa_rollout.report.html import escape
 
 PER_ORDER = 2
 MAX_CHARACTERS = 4000

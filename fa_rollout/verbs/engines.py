@@ -8,6 +8,7 @@ from fa_rollout.config import ConfigError
 from fa_rollout.launcher.running import find, observe
 from trainer_hook.connection import Connection
 from trainer_hook.messages import ChangeEngines, Query, Reply
+from trainer_hook.printable import printable
 
 _ANSWER_S = 10.0
 _JOIN_S = 1200.0
@@ -67,4 +68,4 @@ def _list(connection: Connection) -> None:
         words += [f"version {now['version']}"]
         if engine["health"] != "ok":
             words.append(now["last_error"])
-        print("  ".join(words).rstrip())
+        print(printable("  ".join(words).rstrip()))

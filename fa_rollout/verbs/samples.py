@@ -61,6 +61,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from fa_rollout.records.folder import choose, launches, tokenizer_of
     from fa_rollout.records.samples import Choice, Fate, Order, select
     from fa_rollout.records.view import as_json, show
+    from trainer_hook.printable import printable_json
 
     history = choose(launches(options.folder), options.launch)
     choice = Choice(
@@ -74,7 +75,8 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     tokenizer = tokenizer_of(history, options.tokenizer)
     if options.json:
         for sample in chosen:
-            print(json.dumps(as_json(sample, tokenizer), ensure_ascii=False, default=str))
+            text = json.dumps(as_json(sample, tokenizer), ensure_ascii=False, default=str)
+            print(printable_json(text))
         return 0
     console = Console()
     show(console, chosen, tokenizer, is_full=options.full)

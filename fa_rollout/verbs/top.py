@@ -51,6 +51,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from fa_rollout.launcher.running import find
     from fa_rollout.observe.observer import Observer
     from fa_rollout.observe.top import View, follow, watch
+    from trainer_hook.printable import printable
 
     console = Console(highlight=False)
     with Observer(find(options.run)) as observer:
@@ -66,7 +67,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
         else:
             over = follow(observer, console, interval_s=options.every)
     if over is not None:
-        console.print(_last_words(over), markup=False, soft_wrap=True)
+        console.print(printable(_last_words(over), lines=True), markup=False, soft_wrap=True)
     return 0
 
 
@@ -74,10 +75,12 @@ def _print_json(observer: "Observer", *, once: bool, interval_s: float) -> int:
     import msgspec
 
     from fa_rollout.observe.observer import RunOver
+    from trainer_hook.printable import printable_json
 
     try:
         while True:
-            sys.stdout.write(msgspec.json.encode(observer.snapshot(_ANSWER_S)).decode() + "\n")
+            text = msgspec.json.encode(observer.snapshot(_ANSWER_S)).decode()
+            sys.stdout.write(printable_json(text) + "\n")
             sys.stdout.flush()
             if once:
                 return 0

@@ -32,3 +32,20 @@ def test_the_command_passes_its_level_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert logging.getLevelNamesMapping()[log_level.chosen().upper()] == logging.DEBUG
     monkeypatch.setenv(log_level.VARIABLE, "loud")
     assert log_level.chosen() == "warning"
+
+
+def test_no_message_starts_a_line_of_its_own_or_acts_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+    log_level.configure("hub")
+    said = "body\nhub ERROR forged\x1b[2J\u202e"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        logging.root.exception("event=x error=%s", said)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [
+        r"hub ERROR root event=x error=body\nhub ERROR forged\x1b[2J\u202e"
+    ]
+    assert all(line.isprintable() for line in lines)

@@ -132,3 +132,17 @@ def test_a_chart_reaches_from_its_lowest_value_to_its_highest() -> None:
     assert [row[0] for row in rows] == [" ", " ", " ", "▁"]
     assert UNICODE.chart([0.7] * 5, 5, 2, low=0.0, high=1.0)[1] == "█████"
     assert UNICODE.curve([step(n).reward_mean for n in range(240)], 24)[-1] == "█"
+
+
+def test_what_engines_and_user_code_say_cannot_act_on_the_terminal() -> None:
+    said = "no\x1b[2J\x1b]0;title\x07\nline of its own \u202etxet\x9b31m"
+    now = changed(
+        healthy(),
+        warnings=[WarningText(text=said, age_s=1.0)],
+        reasons=[Reason(outcome="failed", reason="reward", count=3, last=said, age_s=2.0)],
+        engines=[engine(1, "out", last_error=said, failures={"transient": 7})],
+    )
+    lines = draw(now, now.steps, width=240, height=60, glyphs=UNICODE).plain.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("line of its own") for line in lines)
+    assert sum("\\x1b[2J" in line for line in lines) >= 3

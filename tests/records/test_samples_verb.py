@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import pytest
 from rich.console import Console
 
@@ -134,3 +135,18 @@ def test_a_folder_without_records_is_refused_in_one_message(
         main(["samples", str(tmp_path)])
     assert end.value.code == 2
     assert "run.output_dir" in capsys.readouterr().err
+
+
+class _Hostile:
+    """A tokenizer of a model that writes what a terminal obeys."""
+
+    def decode(self, ids: npt.ArrayLike, *, skip_special_tokens: bool = True) -> str:
+        return "\x1b]0;owned\x07\r\u202eabc\n"
+
+
+def test_what_a_model_wrote_cannot_act_on_the_terminal(recorded: Recorded) -> None:
+    history = launches(recorded.folder)[-1]
+    out = io.StringIO()
+    show(Console(file=out, width=100), select(recorded.folder, history, Choice()), _Hostile(), is_full=True)
+    assert "\\x1b]0;owned\\x07\\r\\u202eabc" in out.getvalue()
+    assert all(line.isprintable() for line in out.getvalue().split("\n"))

@@ -25,6 +25,7 @@ from fa_rollout.engines.embedded.protocol import ModelLimits
 from fa_rollout.engines.embedded.reply import Replies
 from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.scheduler import Limits
+from fa_rollout.log_level import log_to_stderr
 
 MAX_BODY_BYTES = 4 << 30
 SHUTDOWN_TIMEOUT_S = 2.0
@@ -153,9 +154,7 @@ async def serve(arguments: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr(options.log_level, "%(asctime)s %(levelname)s %(name)s %(message)s")
     if options.parent_pid is not None:
         watch_parent(options.parent_pid)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
