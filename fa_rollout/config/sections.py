@@ -121,8 +121,9 @@ class Engine(_Section):
     max_concurrent_samples: Positive = 256
     """Per engine."""
     balance: Literal["least_loaded", "round_robin", "group", "sample"] = "least_loaded"
-    """Which engine gets a request; group, sample: all requests of one go to one engine, and share its prefix
-    cache (behind a router: by its routing header)."""
+    """Which engine gets a request. `"group"`, `"sample"`: all requests of one group or sample go to the same
+    engine and share its prefix cache. A router that the run starts does the same; one of your own must be
+    started with `--policy manual`."""
     shared: bool = False
     """The runs of several nodes use the same `urls`: that of `data.shard` 0 leads weight updates, and the
     others hear of them from the trainer's ranks (`attach(nodes=)`). `max_concurrent_samples` is each

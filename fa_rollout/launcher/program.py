@@ -18,7 +18,7 @@ SGLANG = ["{python}", "-m", "sglang.launch_server", "--model-path", "{model}"]
 SGLANG += ["--host", "{host}", "--port", "{port}"]
 ROUTER = ["{python}", "-m", "sglang_router.launch_router", "--host", "{host}", "--port", "{port}"]
 # It must not repeat a request under an id that was used; the usual port of its metrics serves one a host.
-ROUTER += ["--disable-retries", "--prometheus-port", "{spare_port}", "--worker-urls", "{urls}"]
+ROUTER += ["--disable-retries", "--prometheus-port", "{spare_port}"]
 _URLS = "{urls}"
 _ROUTER_HEALTH = "/readiness"
 
@@ -47,13 +47,27 @@ def router(config: Config, urls: Sequence[str]) -> Program:
     filled = _Filler(config)
 
     def words(port: int, ready_fd: int) -> list[str]:
-        command = config.launch.router_command or ROUTER
+        usual = [*ROUTER, *router_policy(config.engine.balance), "--worker-urls", _URLS]
+        command = config.launch.router_command or usual
         spread = [part for word in command for part in (urls if word == _URLS else [word])]
         spare = str(free_port()) if "{spare_port}" in command else ""
         plain = filled(spread, port=str(port), spare_port=spare)
         return _supervised(config, "the router", plain, port, ready_fd, health_path=_ROUTER_HEALTH)
 
     return Program(name="the router", log_name="router.log", words=words, picks_port=False)
+
+
+def router_policy(balance: str) -> list[str]:
+    """Options by which SGLang's router follows `engine.balance`.
+
+    Under `manual` requests with a routing key stay with the worker that got the key's first one; any other
+    request, and each new key, goes to the worker with the fewest requests. The router's own default,
+    `cache_aware`, ignores the key, and sends prompts that begin alike to one worker until that one is 64
+    requests ahead.
+    """
+    if balance == "round_robin":
+        return ["--policy", "round_robin"]
+    return ["--policy", "manual", "--assignment-mode", "min_load"]
 
 
 def _engine(config: Config, place: int) -> Program:

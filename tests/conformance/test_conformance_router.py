@@ -13,7 +13,8 @@ import pytest
 from fa_rollout.client import Completion, EnginePool
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from fa_rollout.engines.sglang_cpu.launch import SGLangServer
-from tests.client.client_kit import ask_many, assert_true, quick, sent
+from fa_rollout.launcher.program import router_policy
+from tests.client.client_kit import ask, ask_many, assert_true, quick, sent
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -114,6 +115,30 @@ def test_it_answers_503_for_all_while_its_worker_looks_dead(routed: Routed) -> N
     wait_for(503)
     engine.configure(rules=[])
     wait_for(200)
+
+
+def test_a_launched_router_loads_workers_evenly_and_keeps_a_group_on_one(tmp_path: Path) -> None:
+    num_groups, samples_per_group = 16, 4
+
+    async def work(url: str) -> None:
+        async with EnginePool([url], router=True, policy=quick(), max_concurrent_samples=32) as pool:
+            calls = [
+                ask(pool, f"r-{group:02}-{member}", routing_key=f"group {group}")
+                for group in range(num_groups)
+                for member in range(samples_per_group)
+            ]
+            await asyncio.gather(*calls)
+
+    script = Script(lengths=Lengths(kind="uniform", low=10, high=90), tokens_per_s=300.0)
+    with ScriptedEngine.start(script) as one, ScriptedEngine.start(script) as other:
+        options = ["--disable-retries", *router_policy("group")]
+        with SGLangServer.start_router(
+            [one.url, other.url], log=tmp_path / "router.log", options=options
+        ) as router:
+            asyncio.run(work(router.url))
+        keys = [{request.routing_key for request in sent(engine)} for engine in (one, other)]
+        assert not keys[0] & keys[1], "requests of one group share a worker"
+        assert min(len(of_one) for of_one in keys) >= num_groups * 3 / 8
 
 
 def test_the_client_loses_no_request_to_a_router_that_takes_paused_workers_out(routed: Routed) -> None:

@@ -88,6 +88,22 @@ def test_a_router_is_told_all_engines() -> None:
 
 
 @pytest.mark.parametrize(
+    ("balance", "policy"),
+    [
+        ("least_loaded", ["manual", "--assignment-mode", "min_load"]),
+        ("group", ["manual", "--assignment-mode", "min_load"]),
+        ("sample", ["manual", "--assignment-mode", "min_load"]),
+        ("round_robin", ["round_robin", "--worker-urls", "http://127.0.0.1:1"]),
+    ],
+)
+def test_a_router_balances_as_the_engines_would_be_without_it(balance: str, policy: list[str]) -> None:
+    engine = {"router": True, "balance": balance}
+    command = command_of(program.router(config(server="sglang", engine=engine), ["http://127.0.0.1:1"]))
+    place = command.index("--policy") + 1
+    assert command[place : place + len(policy)] == policy
+
+
+@pytest.mark.parametrize(
     ("launch", "words"),
     [
         ({"number": 3, "gpus_per_engine": 2, "gpus": ["0"]}, ["launch.gpus", "1 for 3 x 2"]),
