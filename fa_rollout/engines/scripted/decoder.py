@@ -38,7 +38,8 @@ class Job:
     tells_experts: bool = False
     tells_kept: bool = False
     """The ids of each token's nucleus."""
-    corrupt: str | None = None
+    rule: Any = None
+    """The fault that it meets."""
     drops_in_middle: bool = False
     exchange: Any = None
     group: "Any" = None

@@ -140,6 +140,8 @@ def _job(request: Request, rule: Rule | None, exchange: Exchange, length: int, r
     if rule is not None and rule.abort_after is not None:
         length = min(length, rule.abort_after)
         finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    if rule is not None and rule.finish is not None:
+        finish = rule.finish
     return Job(
         rid=rid,
         key=sequence_key(request.input_ids),
@@ -149,7 +151,7 @@ def _job(request: Request, rule: Rule | None, exchange: Exchange, length: int, r
         is_streamed=request.stream,
         tells_experts=request.return_routed_experts,
         tells_kept=bool((request.sampling_params.get("custom_params") or {}).get("return_top_p_token_ids")),
-        corrupt=rule.corrupt if rule else None,
+        rule=rule,
         drops_in_middle=rule is not None and rule.drop == "middle",
         exchange=exchange,
     )

@@ -1,5 +1,6 @@
 """Answers as bytes, cut from text that was rendered once: no work per token when an answer is sent."""
 
+import gzip
 import json
 import math
 from functools import lru_cache
@@ -18,6 +19,8 @@ from fa_rollout.engines.scripted.oracle import (
     tokens_table,
     version_shift,
 )
+from fa_rollout.engines.scripted.script import Rule
+from fa_rollout.engines.scripted.wire import Exchange
 
 _WORDS = 'so the answer is "42", na\u00efvely; '
 
@@ -116,10 +119,40 @@ def answer(
     return b"".join(pieces)
 
 
-def damage(body: bytes, corrupt: str) -> bytes:
-    """An answer that breaks a rule of truth, as asked for."""
-    tree = msgspec.json.decode(body)
+def send_said(exchange: Exchange, rule: Rule) -> None:
+    """The answer that a rule spells out."""
+    text = rule.body or ""
+    kind = "application/json" if text.startswith(("{", "[")) else "text/plain"
+    headers: dict[str, Any] = {}
+    if rule.retry_after_s is not None:
+        headers["Retry-After"] = rule.retry_after_s
+    if rule.location is not None:
+        headers["Location"] = rule.location
+    body = text.encode()
+    if rule.gzip_bytes is not None:
+        headers["Content-Encoding"] = "gzip"
+        body = gzip.compress(b" " * rule.gzip_bytes)
+    exchange.send(rule.status or 200, body, kind, headers=headers)
+
+
+def retold(body: bytes, rule: Rule) -> bytes:
+    """A true answer as a rule wants it told."""
+    if rule.corrupt is None and rule.meta is None and not rule.lacks and rule.last_id is None:
+        return body
+    tree = json.loads(body)
     meta = tree["meta_info"]
+    meta |= rule.meta or {}
+    for name in rule.lacks:
+        meta.pop(name, None)
+    if rule.last_id is not None:
+        tree["output_ids"][-1] = meta["output_token_logprobs"][-1][1] = rule.last_id
+    if rule.corrupt is not None:
+        _damage(meta, rule.corrupt)
+    return json.dumps(tree).encode()
+
+
+def _damage(meta: dict[str, Any], corrupt: str) -> None:
+    """Break a rule of truth, as asked for."""
     items = meta.get("output_token_logprobs") or [[0.0, 0, None]]
     middle = items[len(items) // 2]
     if corrupt == "short":
@@ -142,4 +175,3 @@ def damage(body: bytes, corrupt: str) -> bytes:
             "zero": 0.0,
             "negative_zero": -0.0,
         }[corrupt]
-    return json.dumps(tree).encode()

@@ -63,12 +63,26 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Text of the answer; with no `status`, under 200."""
     retry_after_s: int | None = None
     """Sent in the header `Retry-After` of that answer."""
+    location: str | None = None
+    """Sent in its header `Location`: with a status such as 307, a redirect."""
+    gzip_bytes: int | None = None
+    """Answer with gzip, which nobody asked for, of a body of so many spaces."""
+    endless: bool = False
+    """Answer with spaces, without end."""
     drop: Literal["before", "middle"] | None = None
     """Cut the connection, without a byte or after half of the answer."""
     silent: bool = False
     """Never answer."""
     abort_after: int | None = None
     """The engine aborts the request by itself after so many tokens; at 0 without log-probability keys."""
+    finish: dict[str, Any] | None = None
+    """The finish reason that is told, such as an abort with `status_code`, `err_type` and `message`."""
+    meta: dict[str, Any] | None = None
+    """Fields of meta_info that are told in place of the true ones, `id` among them."""
+    lacks: list[str] = []
+    """Fields that meta_info does not have."""
+    last_id: int | None = None
+    """Told in place of the last token id, in both lists."""
     corrupt: Damage | None = None
     """Damage the log-probabilities, or another field, of the answer."""
     exit_code: int | None = None

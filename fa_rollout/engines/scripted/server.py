@@ -142,10 +142,10 @@ class EngineServer:
             os._exit(rule.exit_code)
         elif rule.drop == "before":
             exchange.drop()
-        elif rule.status is not None or rule.body is not None:
-            text = rule.body or ""
-            kind = "application/json" if text.startswith(("{", "[")) else "text/plain"
-            exchange.send(rule.status or 200, text.encode(), kind, retry_after_s=rule.retry_after_s)
+        elif rule.endless:
+            exchange.send_endless()
+        elif rule.status is not None or rule.body is not None or rule.gzip_bytes is not None:
+            render.send_said(exchange, rule)
         elif not rule.silent:
             work()
 
@@ -199,7 +199,7 @@ class EngineServer:
         spans = self.core.spans(job, num_tokens)
         meta = meta_of(job, spans, self.script, self.core.label, num_tokens, in_queue=in_queue)
         body = render.answer(job, finish, spans, num_tokens, meta, self.script.vocab_size)
-        return render.damage(body, job.corrupt) if job.corrupt else body
+        return render.retold(body, job.rule) if job.rule is not None else body
 
     # Control.
 

@@ -5,7 +5,7 @@ One exchange at a time per connection; bodies by Content-Length; answers whole, 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,9 @@ import msgspec
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_HEAD_BYTES = 1 << 16
+_MAX_UNSENT_BYTES = 1 << 18
+_MORE_S = 1e-3
+"""Between two looks at whether an answer without end may go on."""
 
 
 class Exchange:
@@ -34,15 +37,19 @@ class Exchange:
         """Called when the client goes away before the answer."""
 
     def send(
-        self, status: int, body: bytes, kind: str = "application/json", *, retry_after_s: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        *,
+        headers: Mapping[str, Any] | None = None,
     ) -> None:
-        """The whole answer."""
+        """The whole answer; `headers` beside the usual ones."""
         if self._close():
             head = f"HTTP/1.1 {status} {_reason(status)}\r\n"
             if body:
                 head += f"Content-Type: {kind}\r\n"
-            if retry_after_s is not None:
-                head += f"Retry-After: {retry_after_s}\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
             self._connection.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self._connection.answered()
 
@@ -56,6 +63,17 @@ class Exchange:
             head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             self._connection.write(head.encode() + body[: len(body) // 2])
             self._connection.drop(abruptly=False)
+
+    def send_endless(self) -> None:
+        """Spaces, until the client goes away."""
+        self._connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self._more()
+
+    def _more(self) -> None:
+        if self.is_open:
+            if self._connection.num_unsent < _MAX_UNSENT_BYTES:
+                self._connection.write(b"%x\r\n%b\r\n" % (_MAX_UNSENT_BYTES, b" " * _MAX_UNSENT_BYTES))
+            asyncio.get_running_loop().call_later(_MORE_S, self._more)
 
     def drop(self) -> None:
         """No answer; the connection is reset."""
@@ -122,6 +140,11 @@ class Connection(asyncio.Protocol):
         """Bytes to the client, if it is still there."""
         if self._transport is not None:
             self._transport.write(data)
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def drop(self, *, abruptly: bool) -> None:
         """End the connection; abruptly: what was not sent yet is thrown away."""
