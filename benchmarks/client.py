@@ -29,8 +29,8 @@ import numpy as np
 
 from benchmarks.host import host
 from fa_rollout.client import EnginePool
-from fa_rollout.client.decode import decode_reply
-from fa_rollout.client.request import generate_body
+from fa_rollout.client.wire.decode import decode_reply
+from fa_rollout.client.wire.request import generate_body
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 
 PROMPT = np.arange(2, 258, dtype=np.int32)

@@ -28,30 +28,30 @@ from trainer_hook.errors import (
 )
 
 if TYPE_CHECKING:
-    from trainer_hook.batch import Batch, MicroBatch
-    from trainer_hook.evaluating import PendingEvaluation
-    from trainer_hook.evaluation import EvaluatedPrompt, EvaluatedSample, Evaluation
+    from trainer_hook.batches.batch import Batch, MicroBatch
+    from trainer_hook.batches.sample import Sample, SampleArrays, VersionSpan
+    from trainer_hook.calls.evaluating import PendingEvaluation
+    from trainer_hook.calls.evaluation import EvaluatedPrompt, EvaluatedSample, Evaluation
+    from trainer_hook.calls.update import WeightUpdate
     from trainer_hook.hook import TrainerHook
     from trainer_hook.record import UNKNOWN_VERSION
-    from trainer_hook.sample import Sample, SampleArrays, VersionSpan
-    from trainer_hook.statistics import HookStatistics, RunShape
-    from trainer_hook.update import WeightUpdate
+    from trainer_hook.session.statistics import HookStatistics, RunShape
 
 _HOME_OF = {
-    "Batch": "trainer_hook.batch",
-    "EvaluatedPrompt": "trainer_hook.evaluation",
-    "EvaluatedSample": "trainer_hook.evaluation",
-    "Evaluation": "trainer_hook.evaluation",
-    "MicroBatch": "trainer_hook.batch",
+    "Batch": "trainer_hook.batches.batch",
+    "EvaluatedPrompt": "trainer_hook.calls.evaluation",
+    "EvaluatedSample": "trainer_hook.calls.evaluation",
+    "Evaluation": "trainer_hook.calls.evaluation",
+    "MicroBatch": "trainer_hook.batches.batch",
     "TrainerHook": "trainer_hook.hook",
     "UNKNOWN_VERSION": "trainer_hook.record",
-    "Sample": "trainer_hook.sample",
-    "SampleArrays": "trainer_hook.sample",
-    "VersionSpan": "trainer_hook.sample",
-    "HookStatistics": "trainer_hook.statistics",
-    "PendingEvaluation": "trainer_hook.evaluating",
-    "RunShape": "trainer_hook.statistics",
-    "WeightUpdate": "trainer_hook.update",
+    "Sample": "trainer_hook.batches.sample",
+    "SampleArrays": "trainer_hook.batches.sample",
+    "VersionSpan": "trainer_hook.batches.sample",
+    "HookStatistics": "trainer_hook.session.statistics",
+    "PendingEvaluation": "trainer_hook.calls.evaluating",
+    "RunShape": "trainer_hook.session.statistics",
+    "WeightUpdate": "trainer_hook.calls.update",
 }
 
 __all__ = [

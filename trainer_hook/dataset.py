@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainer_hook.batch import Batch
+from trainer_hook.batches.batch import Batch
 from trainer_hook.errors import EndOfData, HookStateError
 from trainer_hook.hook import TrainerHook
 

@@ -19,21 +19,21 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from trainer_hook import messages as m
-from trainer_hook.attach import Attached, attach
-from trainer_hook.batch import Batch
-from trainer_hook.block import Block
-from trainer_hook.checkpoint import Checkpoints
+from trainer_hook.batches.batch import Batch
+from trainer_hook.batches.block import Block
+from trainer_hook.calls.checkpoint import Checkpoints
+from trainer_hook.calls.evaluating import PendingEvaluation
+from trainer_hook.calls.evaluation import Evaluation, Prompt, order_of
+from trainer_hook.calls.stepping import Stepping
+from trainer_hook.calls.update import Updating, WeightUpdate
 from trainer_hook.errors import HookStateError
-from trainer_hook.evaluating import PendingEvaluation
-from trainer_hook.evaluation import Evaluation, Prompt, order_of
-from trainer_hook.nodes import Nodes
-from trainer_hook.process import close_at_exit, is_orderly, name_crashes
-from trainer_hook.pushing import Pusher
-from trainer_hook.session import Session
-from trainer_hook.sharing import Sharing
-from trainer_hook.statistics import HookStatistics, RunShape
-from trainer_hook.stepping import Stepping
-from trainer_hook.update import Updating, WeightUpdate
+from trainer_hook.session.attach import Attached, attach
+from trainer_hook.session.nodes import Nodes
+from trainer_hook.session.process import close_at_exit, is_orderly, name_crashes
+from trainer_hook.session.session import Session
+from trainer_hook.session.sharing import Sharing
+from trainer_hook.session.statistics import HookStatistics, RunShape
+from trainer_hook.weights.pushing import Pusher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

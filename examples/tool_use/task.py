@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fa_rollout.generator.custom import GenerateContext
+from fa_rollout.generator.rollouts.custom import GenerateContext
 from fa_rollout.sample import Sample
 
 

@@ -1,8 +1,6 @@
 """The client of SGLang engines: the one place that knows their protocol from this side."""
 
-from fa_rollout.client.completion import Completion
-from fa_rollout.client.dispatch import Balance
-from fa_rollout.client.errors import (
+from fa_rollout.client.base.errors import (
     ClientError,
     ControlFailed,
     EngineOverloaded,
@@ -13,10 +11,12 @@ from fa_rollout.client.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.fleet.dispatch import Balance
 from fa_rollout.client.pool import EnginePool
-from fa_rollout.client.probe import EngineInfo
-from fa_rollout.client.statistics import LaneStatistics, PoolStatistics
+from fa_rollout.client.requests.statistics import LaneStatistics, PoolStatistics
+from fa_rollout.client.wire.completion import Completion
 
 __all__ = [
     "Balance",

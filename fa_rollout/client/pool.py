@@ -11,28 +11,28 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from fa_rollout.client import control
-from fa_rollout.client.address import engine_url
-from fa_rollout.client.background import Background
-from fa_rollout.client.circuit import Circuit, Window
-from fa_rollout.client.clock import ActiveClock
-from fa_rollout.client.completion import Completion
-from fa_rollout.client.descriptors import allowed_connections
-from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
-from fa_rollout.client.errors import ClientError, ControlFailed, ControlRefused
-from fa_rollout.client.fleet import Fleet
-from fa_rollout.client.flight import Flights
-from fa_rollout.client.membership import Membership
-from fa_rollout.client.network import open_session
-from fa_rollout.client.opening import Opening
-from fa_rollout.client.policy import FailurePolicy
-from fa_rollout.client.probe import EngineInfo
-from fa_rollout.client.recovery import Recovery, Weights
-from fa_rollout.client.request import TokenIds, WireIds, check_ids
-from fa_rollout.client.sender import Call, Sender
-from fa_rollout.client.statistics import Books, PoolStatistics, take_statistics
-from fa_rollout.client.streaming import WeightStream
-from fa_rollout.client.turnstile import Turnstile
+from fa_rollout.client.base.background import Background
+from fa_rollout.client.base.circuit import Circuit, Window
+from fa_rollout.client.base.clock import ActiveClock
+from fa_rollout.client.base.descriptors import allowed_connections
+from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRefused
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.base.portions import Turnstile
+from fa_rollout.client.engine import control
+from fa_rollout.client.engine.network import open_session
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
+from fa_rollout.client.fleet.fleet import Fleet
+from fa_rollout.client.fleet.membership import Membership
+from fa_rollout.client.fleet.opening import Opening
+from fa_rollout.client.fleet.recovery import Recovery, Weights
+from fa_rollout.client.fleet.weight_stream import WeightStream
+from fa_rollout.client.requests.flight import Flights
+from fa_rollout.client.requests.sender import Call, Sender
+from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_statistics
+from fa_rollout.client.wire.address import engine_url
+from fa_rollout.client.wire.completion import Completion
+from fa_rollout.client.wire.request import TokenIds, WireIds, check_ids
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from fa_rollout.demo.figures import FiguresLog, StepFigures
 from trainer_hook import TrainerHook
-from trainer_hook.batch import Batch
+from trainer_hook.batches.batch import Batch
 
 
 class Reporter:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from fa_rollout.demo.report import Reporter
 from trainer_hook import TrainerHook
-from trainer_hook.batch import Batch, MicroBatch
+from trainer_hook.batches.batch import Batch, MicroBatch
 from trainer_hook.errors import EndOfData
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fa_rollout.client.examine import Examined, Unanswered
+from fa_rollout.client.fleet.examine import Examined, Unanswered
 from fa_rollout.config import Config
 from fa_rollout.doctor.outcome import Outcome, error, ok, warning
 

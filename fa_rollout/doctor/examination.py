@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from fa_rollout.client.address import AddressError
-from fa_rollout.client.completion import Completion
-from fa_rollout.client.errors import ClientError
-from fa_rollout.client.examine import Examined, Unanswered, answer, examine
+from fa_rollout.client.base.errors import ClientError
+from fa_rollout.client.fleet.examine import Examined, Unanswered, answer, examine
+from fa_rollout.client.wire.address import AddressError
+from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code
 from fa_rollout.doctor.outcome import Outcome, error, skipped
 from fa_rollout.doctor.prompts import Prompt
-from fa_rollout.generator.sampling import base_params
+from fa_rollout.generator.turns.sampling import base_params
 from fa_rollout.launcher.engines import Engines
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fa_rollout.client.completion import Completion
-from fa_rollout.client.examine import text_of
-from fa_rollout.client.probe import EngineInfo
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.fleet.examine import text_of
+from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning

@@ -7,11 +7,11 @@ whatever engines and user code do.
 import asyncio
 import logging
 
-from fa_rollout.generator.dispatcher import Dispatcher
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.life import End
-from fa_rollout.generator.requester import Requester
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import End
+from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.turns.requester import Requester
 
 logger = logging.getLogger(__name__)
 

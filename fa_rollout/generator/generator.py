@@ -20,26 +20,26 @@ from dataclasses import asdict
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
-from fa_rollout.generator.changes import EngineChanges
-from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import End, Life
+from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
 from fa_rollout.generator.drain import drain
-from fa_rollout.generator.evaluator import Evaluator
-from fa_rollout.generator.execution import Executor
-from fa_rollout.generator.following import FollowedUpdates, follows
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.group import GroupRunner
-from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.job import HeadStart
-from fa_rollout.generator.kept import PartialKeeper
-from fa_rollout.generator.life import End, Life
-from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.pulse import Figures, engine_figures, slowest_requests
-from fa_rollout.generator.requester import PartialPolicy, Requester
-from fa_rollout.generator.rollout import Rollout
-from fa_rollout.generator.sample_log import SampleLog
+from fa_rollout.generator.records.outbox import Outbox
+from fa_rollout.generator.records.partials import PartialKeeper
+from fa_rollout.generator.records.sample_log import SampleLog
+from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.rollouts.evaluator import Evaluator
+from fa_rollout.generator.rollouts.execution import Executor
+from fa_rollout.generator.rollouts.group import GroupRunner
+from fa_rollout.generator.rollouts.rollout import Rollout
 from fa_rollout.generator.startup import Parts
-from fa_rollout.generator.updates import EngineUpdates, pause_mode
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.turns.job import HeadStart
+from fa_rollout.generator.turns.requester import PartialPolicy, Requester
+from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.generator.updates.engine_updates import EngineUpdates, pause_mode
+from fa_rollout.generator.updates.following import FollowedUpdates, follows
+from fa_rollout.generator.updates.membership import EngineChanges
 from shm.ring import RingWriter
 from trainer_hook import messages as m
 from trainer_hook.record import columns_of, run_number, schema_fingerprint

@@ -19,17 +19,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fa_rollout.client.errors import ClientError
+from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.filters import EndlessRejection
-from fa_rollout.generator.following import follows
+from fa_rollout.generator.base.error_text import traced
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import End, Life
+from fa_rollout.generator.base.pulse import Figures, Heart
+from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.generator import Generator
-from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.life import End, Life
-from fa_rollout.generator.pulse import Figures, Heart
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
-from fa_rollout.generator.tasks import first_error
-from fa_rollout.generator.telling import traced
+from fa_rollout.generator.updates.following import follows
 from fa_rollout.log_level import configure
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned

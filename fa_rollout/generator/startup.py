@@ -15,22 +15,22 @@ from typing import cast
 
 import msgspec
 
-from fa_rollout.client.control import IN_PIECES
-from fa_rollout.client.dispatch import Balance
-from fa_rollout.client.errors import ControlFailed
-from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.base.errors import ControlFailed
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.fleet.dispatch import Balance
 from fa_rollout.client.pool import EnginePool
-from fa_rollout.client.probe import EngineInfo
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.dotted import resolve
 from fa_rollout.filters import GroupFilter
-from fa_rollout.generator.custom import Generate
-from fa_rollout.generator.following import follows
-from fa_rollout.generator.tasks import first_error
-from fa_rollout.generator.updates import ENGINE_MODE
-from fa_rollout.generator.versions import VersionBook, parse_label
+from fa_rollout.generator.base.tasks import first_error
+from fa_rollout.generator.rollouts.custom import Generate
+from fa_rollout.generator.turns.versions import VersionBook, parse_label
+from fa_rollout.generator.updates.engine_updates import ENGINE_MODE
+from fa_rollout.generator.updates.following import follows
 from fa_rollout.rewards.runner import RewardRunner
 from shm.segment import Segment
 from trainer_hook.messages import Resume

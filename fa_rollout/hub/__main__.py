@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from fa_rollout import config
-from fa_rollout.hub.plugin import Plugin
-from fa_rollout.hub.server import Server
+from fa_rollout.hub.io.plugin import Plugin
+from fa_rollout.hub.server.server import Server
 from fa_rollout.log_level import configure
 from shm.channel import Channel
 from shm.errors import FaRolloutError

@@ -8,17 +8,17 @@ from typing import Protocol
 import msgspec
 
 from fa_rollout.config import Config
-from fa_rollout.hub.clocks import TrainerClock
-from fa_rollout.hub.evaluations import Evaluations
-from fa_rollout.hub.event_log import EventLog
-from fa_rollout.hub.flow import Flow
-from fa_rollout.hub.history import History
-from fa_rollout.hub.pulses import Pulses
-from fa_rollout.hub.replay import Recording
-from fa_rollout.hub.roster import Roster
-from fa_rollout.hub.steps import Steps
-from fa_rollout.hub.updates import Phase, Updates
-from fa_rollout.hub.world import Attachment, World
+from fa_rollout.hub.flow.flow import Flow
+from fa_rollout.hub.flow.replay import Recording
+from fa_rollout.hub.io.event_log import EventLog
+from fa_rollout.hub.measures.clocks import TrainerClock
+from fa_rollout.hub.measures.pulses import Pulses
+from fa_rollout.hub.measures.recent import History
+from fa_rollout.hub.state.evaluations import Evaluations
+from fa_rollout.hub.state.membership import Roster
+from fa_rollout.hub.state.steps import Steps
+from fa_rollout.hub.state.updates import Phase, Updates
+from fa_rollout.hub.state.world import Attachment, World
 from shm.ring import RingTable
 from trainer_hook.messages import Announce, EnginesChanged, Fatal, Message, Notice, Pulse, Refused
 

@@ -16,23 +16,23 @@ import time
 from pathlib import Path
 
 from fa_rollout.config import Config, to_dict
-from fa_rollout.hub import replay
-from fa_rollout.hub.composition import Wait
+from fa_rollout.hub.checkpoints.resuming import Restarts
+from fa_rollout.hub.checkpoints.saving import States
 from fa_rollout.hub.core import Core, Outbox
-from fa_rollout.hub.evaluations import Evaluations
-from fa_rollout.hub.event_log import EventLog
-from fa_rollout.hub.fed import FedStream, LauncherDesk
-from fa_rollout.hub.flow import Flow, Step
-from fa_rollout.hub.generator_desk import GeneratorDesk
-from fa_rollout.hub.rank_desk import RankDesk
-from fa_rollout.hub.restarts import Restarts
-from fa_rollout.hub.roster import Roster
-from fa_rollout.hub.shards import Shards
-from fa_rollout.hub.states import States
-from fa_rollout.hub.steps import Steps
-from fa_rollout.hub.updates import Phase, Updates
-from fa_rollout.hub.watch import Watch
-from fa_rollout.hub.world import Attachment, World
+from fa_rollout.hub.flow import replay
+from fa_rollout.hub.flow.composition import Wait
+from fa_rollout.hub.flow.flow import Flow, Step
+from fa_rollout.hub.io.event_log import EventLog
+from fa_rollout.hub.requests.deadlines import Watch
+from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
+from fa_rollout.hub.requests.generator import GeneratorDesk
+from fa_rollout.hub.requests.ranks import RankDesk
+from fa_rollout.hub.requests.shards import Shards
+from fa_rollout.hub.state.evaluations import Evaluations
+from fa_rollout.hub.state.membership import Roster
+from fa_rollout.hub.state.steps import Steps
+from fa_rollout.hub.state.updates import Phase, Updates
+from fa_rollout.hub.state.world import Attachment, World
 from shm.ring import RingTable
 from trainer_hook.messages import Drop, Start, Tail
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fa_rollout.hub.plugin import Plugin
+from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.rundir import RunDirectory
 from shm.channel import Channel

@@ -20,8 +20,8 @@ from fa_rollout.records import events
 from shm.channel import Channel
 from shm.endpoint import connect
 from shm.errors import FaRolloutError
-from trainer_hook.connection import Connection, error_named
 from trainer_hook.messages import PROTOCOL, Hello, Refused, decode, encode
+from trainer_hook.session.connection import Connection, error_named
 
 NOTE = "run.json"
 CONNECT_S = 10.0

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from fa_rollout.hub.composition import Wait
-from fa_rollout.hub.flow import Flow, Step
-from fa_rollout.hub.stream import Stream
+from fa_rollout.hub.flow.composition import Wait
+from fa_rollout.hub.flow.flow import Flow, Step
+from fa_rollout.hub.flow.stream import Stream
 from fa_rollout.simulation.engines import Engines, Request
 from fa_rollout.simulation.outcome import Outcome
 from fa_rollout.simulation.scenario import VAST_RING_BYTES, Scenario

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fa_rollout.generator.job import Job
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.turns.job import Job
+from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import VersionSpan
 
 

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fa_rollout.client.completion import Completion
-from fa_rollout.generator.requester import Requester, Ticket
-from fa_rollout.generator.turn import Turn
+from fa_rollout.client.wire.completion import Completion
+from fa_rollout.generator.turns.requester import Requester, Ticket
+from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.sample import FinishReason, VersionSpan
 from fa_rollout.slime.errand import Errand, current
 from fa_rollout.slime.upstream import Upstream

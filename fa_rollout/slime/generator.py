@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from fa_rollout.client.network import open_session
-from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, from_dict
-from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.life import Life
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import Life
 from fa_rollout.generator.main import main
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.loop import SlimeGenerator

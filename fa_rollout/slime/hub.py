@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from fa_rollout.hub.plugin import Plugin
+from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.launcher.heartbeat import Heartbeat
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.rundir import RunDirectory

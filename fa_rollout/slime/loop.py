@@ -20,15 +20,15 @@ import aiohttp
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.filters import RejectionBound
-from fa_rollout.generator.dispatcher import Dispatcher
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import End, Life
+from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
 from fa_rollout.generator.drain import drain
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.hub_link import HubLink
-from fa_rollout.generator.life import End, Life
-from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.pulse import Figures, engine_figures, slowest_requests
-from fa_rollout.generator.requester import PartialPolicy, Requester
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.records.outbox import Outbox
+from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.turns.requester import PartialPolicy, Requester
+from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import num_engines, shows_samples
 from fa_rollout.slime.errand import Places

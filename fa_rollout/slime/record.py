@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fa_rollout.generator.assemble import GroupRecord, Identity, build_record
+from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from fa_rollout.slime.errand import Errand
 from fa_rollout.slime.wire import flatten

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.hub.plugin import Plugin
+from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.slime import sidecar, upstream
 from fa_rollout.slime.arguments import check_arguments, config_tree, num_rollouts, update_interval
@@ -31,7 +31,7 @@ from fa_rollout.slime.samples import rebuild
 from fa_rollout.slime.versions import VersionClock
 from fa_rollout.slime.wire import Setup, flatten
 from trainer_hook import messages as m
-from trainer_hook.batch import Batch
+from trainer_hook.batches.batch import Batch
 from trainer_hook.errors import HubLost
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ import numpy as np
 
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection, FilterOutcome, RejectionBound, Verdict
-from fa_rollout.generator.execution import Slot
-from fa_rollout.generator.job import Ending, Job
-from fa_rollout.generator.outbox import Outbox
-from fa_rollout.generator.tasks import contained, first_error
-from fa_rollout.generator.telling import traced
-from fa_rollout.generator.turn import Turn
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.base.error_text import traced
+from fa_rollout.generator.base.tasks import contained, first_error
+from fa_rollout.generator.records.outbox import Outbox
+from fa_rollout.generator.rollouts.execution import Slot
+from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.turn import Turn
+from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.slime.errand import ERRAND, Errand
 from fa_rollout.slime.fast import EarlyStart
 from fa_rollout.slime.options import Options

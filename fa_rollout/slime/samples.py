@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.slime.wire import decode_rest, regroup
-from trainer_hook.sample import Sample
+from trainer_hook.batches.sample import Sample
 
 
 def rebuild(rest: bytes, records: Sequence[Sample], *, arrays: bool) -> list[Any]:

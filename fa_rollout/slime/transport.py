@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.turns.versions import VersionBook
 from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from contextlib import closing
 
 from fa_rollout.config import ConfigError
 from fa_rollout.launcher.running import find, observe
-from trainer_hook.connection import Connection
 from trainer_hook.messages import ChangeEngines, Query, Reply
 from trainer_hook.printable import printable
+from trainer_hook.session.connection import Connection
 
 _ANSWER_S = 10.0
 _JOIN_S = 1200.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from fa_rollout.hub.replay import read
+from fa_rollout.hub.flow.replay import read
 from fa_rollout.verbs.configured import add_arguments, configuration
 from fa_rollout.verbs.run import start
 

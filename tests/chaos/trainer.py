@@ -24,9 +24,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from trainer_hook import TrainerHook
-from trainer_hook.batch import Batch
+from trainer_hook.batches.batch import Batch
+from trainer_hook.calls.update import WeightUpdate
 from trainer_hook.errors import EndOfData, HookError, HubLost, PeerLost, WeightUpdateFailed
-from trainer_hook.update import WeightUpdate
 
 NUM_RANKS = 2
 MAX_LIVES = 30

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.client import Completion, EnginePool, sender
-from fa_rollout.client.decode import decode_reply
-from fa_rollout.client.turnstile import Turnstile
+from fa_rollout.client import Completion, EnginePool
+from fa_rollout.client.base.portions import Turnstile
+from fa_rollout.client.requests import sender
+from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask_many, run_with
 

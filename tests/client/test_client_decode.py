@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_rollout.client.decode import _completion, _fast, _plain, decode_reply
-from fa_rollout.client.errors import InvalidReply
+from fa_rollout.client.base.errors import InvalidReply
+from fa_rollout.client.wire.decode import _completion, _fast, _plain, decode_reply
 from tests.client.client_kit import body
 
 

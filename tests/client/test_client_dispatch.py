@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.client.circuit import Circuit, Window
-from fa_rollout.client.clock import ActiveClock
-from fa_rollout.client.dispatch import Balance, Dispatcher, Lane
+from fa_rollout.client.base.circuit import Circuit, Window
+from fa_rollout.client.base.clock import ActiveClock
+from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
 from tests.client.client_kit import until
 
 

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fa_rollout.client import network
-from fa_rollout.client.policy import FailurePolicy
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine import network
 from fa_rollout.rewards import remote
 from fa_rollout.sample import Sample
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
-from fa_rollout.client.errors import EngineUnavailable
+from fa_rollout.client.base.errors import EngineUnavailable
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask, ask_many, assert_true, quick, run_with, sent, until
 

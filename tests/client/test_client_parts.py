@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_rollout.client import errors
-from fa_rollout.client.address import AddressError, engine_url
-from fa_rollout.client.circuit import Circuit, Window
-from fa_rollout.client.descriptors import RESERVE
-from fa_rollout.client.errors import FailureClass
-from fa_rollout.client.policy import FailurePolicy, backoff_s, classify_status
-from fa_rollout.client.request import WireIds, generate_body
-from fa_rollout.client.stream import LastEvent, StreamError
+from fa_rollout.client.base import errors
+from fa_rollout.client.base.circuit import Circuit, Window
+from fa_rollout.client.base.descriptors import RESERVE
+from fa_rollout.client.base.errors import FailureClass
+from fa_rollout.client.base.policy import FailurePolicy, backoff_s, classify_status
+from fa_rollout.client.wire.address import AddressError, engine_url
+from fa_rollout.client.wire.request import WireIds, generate_body
+from fa_rollout.client.wire.stream import LastEvent, StreamError
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_errors_travel_between_processes(name: str) -> None:
 
 _DESCRIPTORS = """
 import logging, resource, sys
-from fa_rollout.client.descriptors import allowed_connections
+from fa_rollout.client.base.descriptors import allowed_connections
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 print(allowed_connections(512), resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -8,9 +8,9 @@ import pytest
 from client_kit import ask, quick, run_with, sent, until
 
 from fa_rollout.client import ControlFailed, EnginePool
-from fa_rollout.client.control import IN_PIECES
-from fa_rollout.client.errors import ControlRefused
-from fa_rollout.client.streaming import EnginesLost
+from fa_rollout.client.base.errors import ControlRefused
+from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.fleet.weight_stream import EnginesLost
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook.messages import JoinGroup, TakeBroadcast
 

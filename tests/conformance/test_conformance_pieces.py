@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
-from fa_rollout.client.control import IN_PIECES
+from fa_rollout.client.engine.control import IN_PIECES
 from tests.conformance.conformance_kit import Http, Target, ask, assert_sampled_by, under_way
-from trainer_hook.gathering import Gathering, on_host
 from trainer_hook.messages import JoinGroup, TakeBroadcast
-from trainer_hook.update_group import UpdateGroup, serve_store
+from trainer_hook.weights.gathering import Gathering, on_host
+from trainer_hook.weights.update_group import UpdateGroup, serve_store
 
 BUCKET_BYTES = 1 << 14
 Bucket = dict[str, torch.Tensor]

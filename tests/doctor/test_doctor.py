@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from fa_rollout.client.examine import Examined, Unanswered, examine
-from fa_rollout.client.probe import EngineInfo
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.fleet.examine import Examined, Unanswered, examine
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code

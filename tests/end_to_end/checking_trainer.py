@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fa_rollout.demo.train import Recipe, train_step
 from trainer_hook import TrainerHook
-from trainer_hook.sample import Sample
+from trainer_hook.batches.sample import Sample
 
 
 class Weights:

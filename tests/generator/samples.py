@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fa_rollout.generator.assemble import Identity
+from fa_rollout.generator.records.assemble import Identity
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 
 

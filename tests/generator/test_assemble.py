@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from fa_rollout.generator.assemble import build_record, check_sample
-from fa_rollout.generator.errors import SampleRefused
+from fa_rollout.generator.base.errors import SampleRefused
+from fa_rollout.generator.records.assemble import build_record, check_sample
 from fa_rollout.sample import Sample, VersionSpan
 from shm.ring import Descriptor
 from tests.generator.samples import identity, scored_sample

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fa_rollout.generator.assemble import check_sample
-from fa_rollout.generator.custom import append_tool, append_turn, as_samples, identity_of, sample_ids
-from fa_rollout.generator.errors import SampleRefused
-from fa_rollout.generator.turn import Turn
+from fa_rollout.generator.base.errors import SampleRefused
+from fa_rollout.generator.records.assemble import check_sample
+from fa_rollout.generator.rollouts.custom import append_tool, append_turn, as_samples, identity_of, sample_ids
+from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from tests.generator.samples import fresh_sample
 

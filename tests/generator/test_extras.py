@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fa_rollout.engines.scripted import Lengths, ScriptedEngine, expected_experts
-from fa_rollout.generator.assemble import build_record
-from fa_rollout.generator.errors import SampleRefused
-from fa_rollout.generator.extras import extended, extra_pieces
+from fa_rollout.generator.base.errors import SampleRefused
+from fa_rollout.generator.records.assemble import build_record
+from fa_rollout.generator.turns.extras import extended, extra_pieces
 from fa_rollout.sample import Sample
 from shm.errors import DescriptorRefused
 from tests.generator.samples import identity, scored_sample

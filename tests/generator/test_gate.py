@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fa_rollout.generator.errors import SampleFailed
-from fa_rollout.generator.gate import Gate
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.base.gate import Gate
 
 
 def test_a_gate_opens_when_the_last_hold_is_released() -> None:

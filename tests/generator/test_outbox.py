@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa_rollout.generator.assemble import GroupRecord, build_record
-from fa_rollout.generator.outbox import Outbox
+from fa_rollout.generator.records.assemble import GroupRecord, build_record
+from fa_rollout.generator.records.outbox import Outbox
 from shm.errors import RecordTooLarge
 from shm.ring import Descriptor, RingReader, RingTable, RingWriter
 from shm.segment import Segment

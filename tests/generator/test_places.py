@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fa_rollout.generator.places import Places
+from fa_rollout.generator.base.slots import Places
 
 
 class Crowd:

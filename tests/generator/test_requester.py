@@ -20,12 +20,12 @@ from fa_rollout.engines.scripted import (
     expected_logprobs,
     sequence_key,
 )
-from fa_rollout.generator.errors import SampleFailed
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.job import Job
-from fa_rollout.generator.requester import PartialPolicy, Requester, Ticket
-from fa_rollout.generator.turn import Turn
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.job import Job
+from fa_rollout.generator.turns.requester import PartialPolicy, Requester, Ticket
+from fa_rollout.generator.turns.turn import Turn
+from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import FinishReason
 from tests.generator.conftest import NUM_TOKENS
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE

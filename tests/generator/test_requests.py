@@ -11,11 +11,11 @@ import pytest
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine, expected_ids, sequence_key
-from fa_rollout.generator.gate import Gate
-from fa_rollout.generator.job import Job
-from fa_rollout.generator.requester import PartialPolicy, Requester, Ticket
-from fa_rollout.generator.turn import Draft, Turn, stop_at_seam
-from fa_rollout.generator.versions import VersionBook
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.job import Job
+from fa_rollout.generator.turns.requester import PartialPolicy, Requester, Ticket
+from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
+from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import FinishReason, VersionSpan
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.hub.rig import Rig

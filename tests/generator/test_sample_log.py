@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fa_rollout.config import ConfigError, Run, from_dict
-from fa_rollout.generator import sample_log
-from fa_rollout.generator.job import Ending, Job
-from fa_rollout.generator.sample_log import SampleLog
+from fa_rollout.generator.records import sample_log
+from fa_rollout.generator.records.sample_log import SampleLog
+from fa_rollout.generator.turns.job import Ending, Job
 from fa_rollout.records.sample_file import COMMITTED, Span, WrittenGroup, files_of, read
 from fa_rollout.sample import FinishReason, Sample, VersionSpan
 from trainer_hook.messages import Assignment, Settlement

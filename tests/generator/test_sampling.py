@@ -3,7 +3,7 @@
 import itertools
 
 from fa_rollout.config import Sampling
-from fa_rollout.generator.sampling import base_params, continuation_params, sample_seed
+from fa_rollout.generator.turns.sampling import base_params, continuation_params, sample_seed
 
 
 def test_parameters_are_named_as_engines_name_them_and_shared_with_nobody() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
-from fa_rollout.generator.updates import pause_mode
+from fa_rollout.generator.updates.engine_updates import pause_mode
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.generator.truth import Spans, assert_is_the_engines
 from trainer_hook import messages as m

@@ -9,7 +9,7 @@ from tests.generator.test_evaluation import make_rig
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]
-ENDED = "fa_rollout.generator.tasks.EndedItself"
+ENDED = "fa_rollout.generator.base.tasks.EndedItself"
 USER = "tests.generator.user_code"
 
 REASONS = [

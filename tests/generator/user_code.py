@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_rollout.generator.custom import GenerateContext
+from fa_rollout.generator.rollouts.custom import GenerateContext
 from fa_rollout.sample import Sample
 
 

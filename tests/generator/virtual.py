@@ -14,25 +14,25 @@ from typing import Any, cast
 
 import numpy as np
 
-from fa_rollout.client.completion import Completion, empty_abort
-from fa_rollout.client.errors import RequestRefused
-from fa_rollout.client.policy import FailurePolicy
-from fa_rollout.client.probe import EngineInfo
+from fa_rollout.client.base.errors import RequestRefused
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.row import Row
 from fa_rollout.filters import GroupFilter
+from fa_rollout.generator.base.life import End
 from fa_rollout.generator.generator import Generator
-from fa_rollout.generator.life import End
 from fa_rollout.generator.startup import Parts
-from fa_rollout.hub.event_log import EventLog
 from fa_rollout.hub.hub import Hub
-from fa_rollout.hub.world import Attachment
+from fa_rollout.hub.io.event_log import EventLog
+from fa_rollout.hub.state.world import Attachment
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, Scored
 from fa_rollout.sample import Sample
 from shm.ring import Descriptor, RingReader, RingTable
 from shm.segment import Segment
 from trainer_hook import messages as m
-from trainer_hook.group import Group
+from trainer_hook.batches.group import Group
 from trainer_hook.record import run_number, schema_fingerprint
 
 RUN = "virtual"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.hub.admission import Load, Window, credit
+from fa_rollout.hub.flow.admission import Load, Window, credit
 
 
 def load(**changes: float) -> Load:

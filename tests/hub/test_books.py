@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fa_rollout.hub.books import Books, Group, Place
-from fa_rollout.hub.stream import Stream
+from fa_rollout.hub.flow.books import Books, Group, Place
+from fa_rollout.hub.flow.stream import Stream
 from trainer_hook.messages import Commit, Settlement
 
 

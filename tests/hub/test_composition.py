@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.hub.composition import Close, Ready, Rules, Running, Wait, compose, overdue
+from fa_rollout.hub.flow.composition import Close, Ready, Rules, Running, Wait, compose, overdue
 from trainer_hook.record import UNKNOWN_VERSION
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fa_rollout.hub.event_log import EventLog
+from fa_rollout.hub.io.event_log import EventLog
 from tests.disk import disk_of
 
 

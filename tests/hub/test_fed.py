@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import from_dict
-from fa_rollout.hub.event_log import EventLog
-from fa_rollout.hub.fed import FedStream
 from fa_rollout.hub.hub import Hub
-from fa_rollout.hub.world import Attachment
+from fa_rollout.hub.io.event_log import EventLog
+from fa_rollout.hub.requests.fed import FedStream
+from fa_rollout.hub.state.world import Attachment
 from shm.ring import RingTable
 from trainer_hook import messages as m
 

@@ -18,9 +18,9 @@ from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from tests.hub.rig import VOCAB_SIZE, Rig, add_up
 from tests.hub.test_ranks import side_by_side
 from trainer_hook import TrainerHook
-from trainer_hook.checkpoint import KEPT
+from trainer_hook.calls.checkpoint import KEPT
+from trainer_hook.calls.kept import KeptPartial, KeptRecord, index_of, read, unpack
 from trainer_hook.errors import HookStateError
-from trainer_hook.kept import KeptPartial, KeptRecord, index_of, read, unpack
 
 MakeRig = Callable[..., Rig]
 Keys = list[tuple[int, int]]

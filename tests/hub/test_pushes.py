@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_rollout.client.control import IN_PIECES
+from fa_rollout.client.engine.control import IN_PIECES
 from fa_rollout.engines.scripted import Rule, ScriptedEngine
 from tests.hub.rig import WITH_SPARE, Rig
 from trainer_hook import TrainerHook

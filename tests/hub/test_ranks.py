@@ -13,7 +13,7 @@ import pytest
 
 from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
-from fa_rollout.hub import replay
+from fa_rollout.hub.flow import replay
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig, add_up
 from trainer_hook.errors import UnsplittableBatch
 

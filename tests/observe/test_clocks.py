@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.hub.clocks import TrainerClock, trainer_phase
-from fa_rollout.hub.updates import Phase
-from fa_rollout.hub.world import Attachment, World
+from fa_rollout.hub.measures.clocks import TrainerClock, trainer_phase
+from fa_rollout.hub.state.updates import Phase
+from fa_rollout.hub.state.world import Attachment, World
 from fa_rollout.observe.snapshot import TimeSpent, TrainerPhase
 from trainer_hook.messages import Hello, Next, UpdateEnter
 

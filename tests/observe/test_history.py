@@ -2,10 +2,10 @@
 
 import pytest
 
-from fa_rollout.hub.admission import Load, Window, credit, limits
-from fa_rollout.hub.history import NUM_REASONS, NUM_WARNINGS, History, kind_of
-from fa_rollout.hub.portrait import RECENT_STEPS, recent
-from fa_rollout.hub.pulses import WINDOW_S, Pulses
+from fa_rollout.hub.flow.admission import Load, Window, credit, limits
+from fa_rollout.hub.measures.pulses import WINDOW_S, Pulses
+from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History, kind_of
+from fa_rollout.hub.reporting.snapshots import RECENT_STEPS, recent
 from fa_rollout.observe.snapshot import TimeSpent
 from tests.observe.shots import step
 from trainer_hook.messages import EngineFigures, Pulse

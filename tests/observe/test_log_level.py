@@ -7,7 +7,7 @@ import pytest
 from fa_rollout import cli, log_level
 from tests.observe.watching import MakeRig, train
 
-PUBLISHED = "generator INFO fa_rollout.generator.updates event=weights_published"
+PUBLISHED = "generator INFO fa_rollout.generator.updates.engine_updates event=weights_published"
 
 
 @pytest.mark.parametrize(("level", "is_told"), [("info", True), ("error", False)])

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fa_rollout.hub.observers import MAX_OBSERVERS, MAX_UNREAD_BYTES
+from fa_rollout.hub.reporting.observers import MAX_OBSERVERS, MAX_UNREAD_BYTES
 from fa_rollout.observe.observer import Observer, RunOver
 from fa_rollout.observe.snapshot import RunPhase, TrainerPhase
 from shm.channel import Channel

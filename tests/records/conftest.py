@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
-from fa_rollout.generator.sample_log import FLUSH_S
+from fa_rollout.generator.records.sample_log import FLUSH_S
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig
 from trainer_hook import TrainerHook
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fa_rollout.generator.custom import GenerateContext
+from fa_rollout.generator.rollouts.custom import GenerateContext
 from fa_rollout.sample import Sample
 
 RAISES, USES_A_TOOL, IS_FILTERED = 3, 5, 7

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_hook.balance import SampleSize, split
+from trainer_hook.batches.balance import SampleSize, split
 from trainer_hook.errors import UnsplittableBatch
 
 

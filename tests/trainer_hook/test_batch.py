@@ -17,14 +17,14 @@ from peer import RUN, Completion, Ring, columns_of, head_of
 from shm.errors import DescriptorRefused
 from shm.ring import RingReader
 from shm.segment import Segment
-from trainer_hook.batch import Batch
+from trainer_hook.batches.batch import Batch
+from trainer_hook.batches.group import open_groups
+from trainer_hook.batches.leases import Leases
+from trainer_hook.batches.sample import VersionSpan
 from trainer_hook.errors import StaleView
-from trainer_hook.group import open_groups
-from trainer_hook.leases import Leases
 from trainer_hook.messages import Batch as BatchMessage
 from trainer_hook.messages import Handout, Part
 from trainer_hook.record import run_number, schema_fingerprint
-from trainer_hook.sample import VersionSpan
 
 FIRST = [
     Completion(prompt=[11, 12, 13], response=[14, 15], reward=1.0, mask=[1, 0], metadata={"turns": 2}),
@@ -237,7 +237,7 @@ def test_a_copied_batch_outlives_the_ring_and_may_be_written(ring: Ring) -> None
 
 def test_only_views_of_the_ring_are_made_private(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr("trainer_hook.leases.make_private", lambda address, num_bytes: made.append(address))
+    monkeypatch.setattr("trainer_hook.batches.leases.make_private", lambda address, _: made.append(address))
     leases = Leases()
     copied = batch_of(ring, [ring.write(0, FIRST)], [[Part(0, 0)]], copy=True, leases=leases)
     viewed = batch_of(ring, [ring.write(1, FIRST)], [[Part(0, 0)]], leases=leases)
@@ -253,7 +253,7 @@ WRITE_INTO_RING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from test_batch import *
-from trainer_hook.process import name_crashes
+from trainer_hook.session.process import name_crashes
 
 name_crashes()
 ring = Ring()

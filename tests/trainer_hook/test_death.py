@@ -50,7 +50,7 @@ def test_a_hub_killed_while_training_is_lost_at_the_next_call_and_views_stay(tmp
 
 
 def test_a_stopped_hub_is_a_stall_not_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_hook.session.REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("trainer_hook.session.session.REPLY_TIMEOUT_S", 0.2)
     with hub_process(tmp_path, "serve") as (where, process), TrainerHook.attach(**where) as hook:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(Stalled, match="the hub lives"):

@@ -18,7 +18,7 @@ from trainer_hook import (
     TrainerHook,
 )
 from trainer_hook import messages as m
-from trainer_hook.evaluation import order_of
+from trainer_hook.calls.evaluation import order_of
 
 
 def sample(reward: float = 1.0, spans: tuple[tuple[int, int], ...] = ((3, 2),)) -> EvaluatedSample:

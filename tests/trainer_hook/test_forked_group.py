@@ -8,7 +8,7 @@ from pathlib import Path
 
 _LEADER = """
 import os, torch
-from trainer_hook.update_group import UpdateGroup, find_store, serve_store
+from trainer_hook.weights.update_group import UpdateGroup, find_store, serve_store
 
 def member(rank, store):
     return UpdateGroup.join(store, name="g", rank=rank, world_size=2, backend="gloo")

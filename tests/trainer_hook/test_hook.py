@@ -204,7 +204,7 @@ def test_a_signal_handler_cannot_make_a_call_inside_a_call(tmp_path: Path) -> No
 def test_a_silent_hub_is_named_as_a_stall_and_the_wait_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_hook.session.STALL_MARGIN_S", 0.1)
+    monkeypatch.setattr("trainer_hook.session.session.STALL_MARGIN_S", 0.1)
     stalled = threading.Event()
 
     def script(line: Line) -> None:

@@ -30,14 +30,14 @@ def test_neither_hook_nor_contract_imports_torch_or_anything_heavy() -> None:
     code = f"""
 import sys
 from trainer_hook import *
-import trainer_hook.balance, trainer_hook.publish
+import trainer_hook.batches.balance, trainer_hook.weights.publish
 print(*(name for name in {("torch", *HEAVY)} if name in sys.modules))
 """
     assert run(code) == ""
 
 
 def test_the_contract_needs_no_numpy() -> None:
-    contract = "trainer_hook.messages, trainer_hook.record, trainer_hook.balance"
+    contract = "trainer_hook.messages, trainer_hook.record, trainer_hook.batches.balance"
     code = f"import sys, {contract}; print('numpy' in sys.modules)"
     assert run(code) == "False"
 

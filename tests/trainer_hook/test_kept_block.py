@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer_hook.calls.kept import KeptArray, KeptGroup, KeptPartial, KeptSample, index_of, pack, read
 from trainer_hook.errors import HookStateError
-from trainer_hook.kept import KeptArray, KeptGroup, KeptPartial, KeptSample, index_of, pack, read
 
 
 def _partial(group: int) -> tuple[KeptPartial, KeptGroup]:

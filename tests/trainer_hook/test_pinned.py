@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shm.segment import Segment
-from trainer_hook.pinned import PORTABLE, READ_ONLY, pin, register
+from trainer_hook.batches.pinned import PORTABLE, READ_ONLY, pin, register
 
 
 class Driver:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
-from trainer_hook.publish import publish
+from trainer_hook.weights.publish import publish
 
 
 class Tied(nn.Module):
@@ -191,8 +191,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
-from trainer_hook.gathering import Gathering, on_host
-from trainer_hook.publish import publish
+from trainer_hook.weights.gathering import Gathering, on_host
+from trainer_hook.weights.publish import publish
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_hook.packing import _strided
+from trainer_hook.batches.packing import _strided
 
 
 @settings(max_examples=200, deadline=None)

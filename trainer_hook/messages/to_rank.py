@@ -84,7 +84,7 @@ class EvaluationPart(Message):
 
     request: int
     results: list[bytes]
-    """Each an encoded `trainer_hook.evaluation.EvaluatedPrompt`."""
+    """Each an encoded `trainer_hook.calls.evaluation.EvaluatedPrompt`."""
     num_prompts: int
     """In all; 0 while that is unknown."""
     is_over: bool
@@ -106,7 +106,7 @@ class StateTaken(Message):
     snapshot: int
     state: RunState
     partials_path: str = ""
-    """File of the tokens that samples under way have, a block of `trainer_hook.kept`."""
+    """File of the tokens that samples under way have, a block of `trainer_hook.calls.kept`."""
     records: list[Commit] = []
     """Finished groups; leased to the rank."""
     num_left_out: int = 0

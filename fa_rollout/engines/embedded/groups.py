@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from fa_rollout.engines.embedded.errors import WeightsRefused
-from trainer_hook.update_group import UpdateGroup, find_store
+from trainer_hook.weights.update_group import UpdateGroup, find_store
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Failure policy, clocks and circuits: pure parts without HTTP."""

@@ -1,0 +1,55 @@
+"""The failure policy: one frozen object, and the pure decisions made from it."""
+
+from dataclasses import dataclass
+
+from fa_rollout.client.base.errors import FailureClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """Every deadline, limit and pause of the engine client."""
+
+    max_attempts: int = 4
+    """Requests sent for one sample, the first included."""
+    request_timeout_s: float = 600.0
+    """Longest wait for one answer; time in which engines stand paused does not count."""
+    connect_timeout_s: float = 10.0
+    start_timeout_s: float = 300.0
+    """Longest wait for an engine to come up at the start."""
+    unavailable_timeout_s: float = 120.0
+    """Longest wait for any engine to come back when none can be used."""
+    control_timeout_s: float = 30.0
+    """Longest wait for a control call, a pause or an update aside."""
+    pause_timeout_s: float = 120.0
+    update_timeout_s: float = 600.0
+    abort_grace_s: float = 10.0
+    """Time for an aborted request to come back by itself; then its connection is closed."""
+    foreign_pause_s: float = 900.0
+    """Longest pause by somebody else that a request sits out."""
+    backoff_base_s: float = 0.5
+    """Before retry k a request waits a random share of base * 2**k seconds."""
+    overload_base_s: float = 2.0
+    """The same for an engine that is overloaded."""
+    backoff_cap_s: float = 30.0
+    circuit_failures: int = 5
+    """Transient failures in a row after which an engine gets no more requests until a probe succeeds."""
+    probe_interval_s: float = 1.0
+    """Between recovery probes; grows to ten times as much."""
+
+
+def classify_status(status: int) -> FailureClass:
+    """The class of an HTTP status that is not 200."""
+    if status in (429, 503):
+        return FailureClass.OVERLOAD
+    if status >= 500 or status == 408:
+        return FailureClass.TRANSIENT
+    return FailureClass.PERMANENT
+
+
+def backoff_s(policy: FailurePolicy, failure: FailureClass, attempt: int, share: float) -> float:
+    """Seconds to wait after failed attempt number `attempt` (1 is the first); `share` is random in [0, 1).
+
+    Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    """
+    base = policy.overload_base_s if failure is FailureClass.OVERLOAD else policy.backoff_base_s
+    return share * min(policy.backoff_cap_s, base * 2.0 ** (attempt - 1))

@@ -1,0 +1,1 @@
+"""One engine: its endpoints, control calls and capabilities."""

@@ -1,0 +1,142 @@
+"""One engine's HTTP endpoints, as SGLang 0.5.x has them. No decision is taken here.
+
+In: bytes and plain values. Out: bytes and plain values, or `HttpFailure` with the failure's class.
+"""
+
+import asyncio
+import io
+from typing import Any
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from fa_rollout.client.base.errors import ControlFailed, ControlRefused, FailureClass
+from fa_rollout.client.base.policy import FailurePolicy, classify_status
+from fa_rollout.client.wire.stream import LastEvent, StreamError
+
+ROUTING_HEADER = "X-SMG-Routing-Key"
+_TAKEN = "Duplicate request ID"
+"""What SGLang calls an id that a running request has."""
+_JSON = {"Content-Type": "application/json"}
+_LARGE_BODY_BYTES = 1 << 19  # beyond this aiohttp sends in pieces, so that the loop is not held up
+
+
+class HttpFailure(Exception):
+    """A request without a whole answer: the class of the failure, and what was seen."""
+
+    def __init__(
+        self, failure: FailureClass, text: str, *, may_run: bool = False, retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(text)
+        self.failure = failure
+        self.may_run = may_run
+        """The engine may have the request still: it was sent, and neither answered nor refused."""
+        self.retry_after_s = retry_after_s
+        """The server's own word on when to come again."""
+
+
+class Engine:
+    """The endpoints of one SGLang server, or of a router."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, policy: FailurePolicy) -> None:
+        self.url = url
+        self._session = session
+        self._policy = policy
+        self._generate_url = URL(f"{url}/generate")
+
+    async def generate(self, body: bytes, routing_key: str | None, last_event: LastEvent | None) -> bytes:
+        """Send one request; the whole answer. With `last_event` the answer is read as a stream.
+
+        Raises:
+            HttpFailure: no whole answer; what a stream brought stays in `last_event`.
+        """
+        headers = _JSON if routing_key is None else {**_JSON, ROUTING_HEADER: routing_key}
+        data = body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
+        try:
+            async with self._session.post(self._generate_url, data=data, headers=headers) as response:
+                if response.status != 200:
+                    text = (await response.read())[:500].decode(errors="replace")
+                    # No id is used twice here: a router tried again, and the first try may run still.
+                    is_taken = response.status == 400 and _TAKEN in text
+                    failure = FailureClass.TRANSIENT if is_taken else classify_status(response.status)
+                    after = response.headers.get("Retry-After", "")
+                    raise HttpFailure(
+                        failure,
+                        f"{response.status} {text}",
+                        may_run=is_taken,
+                        retry_after_s=float(after) if after.isascii() and after.isdigit() else 0.0,
+                    )
+                if last_event is None:
+                    return await response.read()
+                return await _read_stream(response, last_event)
+        except StreamError as error:
+            raise HttpFailure(classify_status(error.status), f"{error.status} {error.text}") from None
+        except (aiohttp.ClientError, OSError) as error:  # OSError includes aiohttp's connect timeout
+            never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            raise HttpFailure(FailureClass.TRANSIENT, describe(error), may_run=not never_sent) from error
+
+    async def call(
+        self, method: str, path: str, payload: dict[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """A control call; the JSON object it answers, empty when the body is empty or no object.
+
+        Raises:
+            ControlFailed: refused, unreachable, or silent until the deadline.
+        """
+        limit_s = timeout_s or self._policy.control_timeout_s
+        data = None if payload is None else msgspec.json.encode(payload)
+        return await self._control(method, path, data, limit_s)
+
+    async def call_raw(self, path: str, body: bytes, *, timeout_s: float) -> dict[str, Any]:
+        """The same with the JSON of a body that is large and known already."""
+        return await self._control("POST", path, io.BytesIO(body), timeout_s)
+
+    async def _control(
+        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
+    ) -> dict[str, Any]:
+        status, body = await self._exchange(method, path, data, limit_s)
+        if status >= 300:
+            text = body[:500].decode(errors="replace")
+            raise ControlRefused(f"{method} {self.url}{path} must be accepted, found {status} {text}", status)
+        try:
+            answer = msgspec.json.decode(body) if body else {}
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    async def status(self, path: str, timeout_s: float) -> int | None:
+        """The HTTP status of a GET, None when none came."""
+        try:
+            return (await self._exchange("GET", path, None, timeout_s))[0]
+        except ControlFailed:
+            return None
+
+    async def _exchange(
+        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
+    ) -> tuple[int, bytes]:
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._session.request(method, f"{self.url}{path}", data=data, headers=_JSON) as response,
+            ):
+                return response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                text = f"no answer within {limit_s:g} s"
+            else:
+                text = describe(error)
+            raise ControlFailed(f"{method} {self.url}{path} must be answered: {text}") from error
+
+
+async def _read_stream(response: aiohttp.ClientResponse, last_event: LastEvent) -> bytes:
+    async for chunk in response.content.iter_any():
+        last_event.feed(chunk)
+    if not last_event.is_done:
+        raise HttpFailure(FailureClass.TRANSIENT, "the stream ended before its end mark", may_run=True)
+    return last_event.payload
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an error; many network errors have no text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,1 @@
+"""Requests in flight: deadlines, aborts, retries, and what is counted."""

@@ -1,0 +1,149 @@
+"""What a pool counts, and the frozen picture of it."""
+
+import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fa_rollout.client.base.circuit import CircuitState
+from fa_rollout.client.base.clock import ActiveClock
+from fa_rollout.client.base.errors import FailureClass
+from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.requests.flight import Flights
+from fa_rollout.client.wire.completion import Completion
+
+_REMEMBERED = 1024
+_SHARES = (50, 90, 99)
+_NUM_SLOWEST = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatistics:
+    """One engine, or the router."""
+
+    url: str
+    num_in_flight: int
+    num_allowed: int
+    """Requests it may hold now; less than `capacity` after an overload or an outage."""
+    capacity: int
+    num_done: int
+    num_aborted: int
+    """Of those done, the ones that ended as aborts."""
+    num_tokens: int
+    failures: dict[FailureClass, int]
+    circuit: CircuitState
+    last_error: str
+    latency_s: dict[str, float]
+    """p50, p90, p99 of the latest answers; empty before the first."""
+    version: str | None
+    """Label of the newest token that it answered with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightAge:
+    """A request that waits for its answer."""
+
+    rid: str
+    url: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatistics:
+    """A pool at one moment."""
+
+    lanes: tuple[LaneStatistics, ...]
+    num_in_flight: int
+    num_waiting: int
+    """Calls that wait for a slot."""
+    num_orphans_aborted: int
+    """Attempts that ended without an answer and were aborted at their engine."""
+    num_aborts_undelivered: int
+    is_paused: bool
+    paused_s: float
+    """Time that this pool's pauses have taken in all."""
+    oldest_age_s: float
+    slowest: tuple[FlightAge, ...]
+    """A few that have been in the air longest, the oldest first."""
+
+
+@dataclass(slots=True)
+class _Page:
+    num_done: int = 0
+    num_aborted: int = 0
+    num_tokens: int = 0
+    failures: Counter[FailureClass] = field(default_factory=Counter)
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    last_error: str = ""
+    version: str | None = None
+
+
+class Books:
+    """Counters per engine."""
+
+    def __init__(self) -> None:
+        self._pages: defaultdict[str, _Page] = defaultdict(_Page)
+
+    def finish(self, url: str, started_s: float, completion: Completion) -> None:
+        """An answer was accepted."""
+        page = self._pages[url]
+        page.num_done += 1
+        page.num_aborted += completion.finish == "abort"
+        page.num_tokens += len(completion.output_ids)
+        if completion.versions:
+            page.version = completion.versions[-1][0]
+        page.latencies_s.append(time.monotonic() - started_s)
+
+    def fail(self, url: str, failure: FailureClass, error: str) -> None:
+        """An attempt failed."""
+        page = self._pages[url]
+        page.failures[failure] += 1
+        page.last_error = error
+
+    def lane(self, lane: Lane) -> LaneStatistics:
+        """The picture of one lane."""
+        page = self._pages[lane.url]
+        return LaneStatistics(
+            url=lane.url,
+            num_in_flight=lane.in_flight,
+            num_allowed=lane.window.allowed,
+            capacity=lane.window.capacity,
+            num_done=page.num_done,
+            num_aborted=page.num_aborted,
+            num_tokens=page.num_tokens,
+            failures=dict(page.failures),
+            circuit=lane.circuit.state,
+            last_error=page.last_error,
+            latency_s=_percentiles(page.latencies_s),
+            version=page.version,
+        )
+
+
+def _percentiles(latencies_s: deque[float]) -> dict[str, float]:
+    if not latencies_s:
+        return {}
+    values = np.percentile(list(latencies_s), _SHARES)
+    return {f"p{share}": float(value) for share, value in zip(_SHARES, values, strict=True)}
+
+
+def take_statistics(
+    books: Books, dispatcher: Dispatcher, flights: Flights, clock: ActiveClock
+) -> PoolStatistics:
+    """A pool's picture from its parts."""
+    now_s = time.monotonic()
+    slowest = tuple(
+        FlightAge(rid=flight.rid, url=flight.lane.url, age_s=now_s - flight.started_s)
+        for flight in flights.oldest_few(_NUM_SLOWEST)
+    )
+    return PoolStatistics(
+        lanes=tuple(books.lane(lane) for lane in dispatcher.lanes),
+        num_in_flight=sum(lane.in_flight for lane in dispatcher.lanes),
+        num_waiting=dispatcher.num_waiting,
+        num_orphans_aborted=flights.num_orphans_aborted,
+        num_aborts_undelivered=flights.num_aborts_undelivered,
+        is_paused=clock.is_stopped,
+        paused_s=clock.lost_s,
+        oldest_age_s=slowest[0].age_s if slowest else 0.0,
+        slowest=slowest,
+    )

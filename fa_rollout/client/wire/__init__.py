@@ -1,0 +1,1 @@
+"""Bytes of the protocol: addresses, requests, answers."""

@@ -1,0 +1,75 @@
+"""Request bodies and request ids on the wire.
+
+Invariant: no id ever used equals another or is a prefix of it, since engines match aborts by prefix.
+"""
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fa_rollout.client.base.errors import RequestRefused
+
+_SHOWN = 32
+"""Characters of the caller's id that go into the wire id, for people who read engine logs."""
+
+_STREAM_INTERVAL = 32
+"""Tokens per event of a stream: events are cumulative, so each costs as much as the answer so far."""
+
+TokenIds = npt.NDArray[np.integer[Any]] | Sequence[int]
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class WireIds:
+    """Makes ids of equal length: a nonce of this pool, a serial number, the caller's id for the eye."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(4)
+        self._serial = itertools.count()
+
+    def make(self, rid: str) -> str:
+        """An id that was never used before."""
+        return f"{self._nonce}-{next(self._serial):010x}-{rid[:_SHOWN]:.<{_SHOWN}}"
+
+
+def generate_body(
+    rid: str,
+    input_ids: TokenIds,
+    sampling_params: Mapping[str, Any],
+    *,
+    stream: bool,
+    options: Mapping[str, Any],
+) -> bytes:
+    """JSON of one `/generate` request: one sample, with log-probabilities of its output tokens."""
+    request: dict[str, Any] = {
+        "rid": rid,
+        "input_ids": input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids),
+        "sampling_params": {"stream_interval": _STREAM_INTERVAL, **sampling_params}
+        if stream
+        else sampling_params,
+        "return_logprob": True,
+        "stream": stream,
+        **options,
+    }
+    return _ENCODER.encode(request)
+
+
+def check_ids(rid: str, input_ids: TokenIds, vocab_size: int | None) -> None:
+    """Ids outside of the vocabulary would kill an engine on the CPU: they are never sent.
+
+    Raises:
+        RequestRefused: there are such, or no ids at all.
+    """
+    ids = np.asarray(input_ids)
+    if ids.size == 0:
+        raise RequestRefused(f"input_ids must not be empty (request {rid})")
+    low, high = ids.min(), ids.max()
+    if vocab_size is not None and (low < 0 or high >= vocab_size):
+        raise RequestRefused(
+            f"input_ids must lie in [0, {vocab_size}), found {low} to {high} (request {rid})"
+        )

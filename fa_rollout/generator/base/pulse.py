@@ -1,0 +1,92 @@
+"""Once a second: the loop is alive, how long it was held up, and the figures of the second.
+
+Invariant: a figure is read where it is kept; nothing is counted here but time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fa_rollout.client.base.circuit import CircuitState
+from fa_rollout.client.requests.statistics import PoolStatistics
+from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse
+
+BEAT_S = 0.05
+PULSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Where the generator stands."""
+
+    num_queued: int = 0
+    num_running: int = 0
+    num_waiting_for_ring: int = 0
+    num_tokens: int = 0
+    """Sampled so far."""
+    others: dict[str, float] = field(default_factory=dict)
+    engines: list[EngineFigures] = field(default_factory=list)
+    slowest: list[Lingering] = field(default_factory=list)
+
+
+def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
+    """The lanes of a pool, for the hub."""
+    return [
+        EngineFigures(
+            url=lane.url,
+            in_flight=lane.num_in_flight,
+            allowed=lane.num_allowed,
+            capacity=lane.capacity,
+            is_out=lane.circuit is CircuitState.OPEN,
+            num_done=lane.num_done,
+            num_aborted=lane.num_aborted,
+            num_tokens=lane.num_tokens,
+            failures={failure.value: count for failure, count in lane.failures.items()},
+            last_error=lane.last_error,
+            latency_s=lane.latency_s,
+            version=lane.version,
+        )
+        for lane in pool.lanes
+    ]
+
+
+def slowest_requests(pool: PoolStatistics) -> list[Lingering]:
+    """A few requests that wait longest for their answers."""
+    return [Lingering(name=flight.rid, age_s=flight.age_s, where=flight.url) for flight in pool.slowest]
+
+
+class Heart:
+    """Beats on the event loop; a late beat is a loop that was held up."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self.figures: Callable[[], Figures] = Figures
+        """Where the figures come from; all zero until the generator is open."""
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        loop = asyncio.get_running_loop()
+        told_s = last_s = loop.time()
+        gap_s, num_tokens = 0.0, 0
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now_s = loop.time()
+            gap_s = max(gap_s, now_s - last_s - BEAT_S)
+            last_s = now_s
+            if now_s - told_s < PULSE_S:
+                continue
+            figures = self.figures()
+            tokens_per_s = (figures.num_tokens - num_tokens) / (now_s - told_s)
+            self._send(
+                Pulse(
+                    num_queued=figures.num_queued,
+                    num_running=figures.num_running,
+                    num_waiting_for_ring=figures.num_waiting_for_ring,
+                    tokens_per_s=tokens_per_s,
+                    loop_gap_ms=1000.0 * gap_s,
+                    figures=figures.others,
+                    engines=figures.engines,
+                    slowest=figures.slowest,
+                )
+            )
+            told_s, gap_s, num_tokens = now_s, 0.0, figures.num_tokens

@@ -1,0 +1,1 @@
+"""Finished groups become records in the ring and entries of the sample log."""

@@ -1,0 +1,1 @@
+"""Groups from prompt to scored samples, for training and evaluation."""

@@ -1,0 +1,152 @@
+"""What a custom `async def generate(context, sample, sampling_params)` works with.
+
+In: the user's function, a fresh sample. Out: the sample, or several of one execution (fan-out).
+
+A turn that an engine aborts is continued, or restarted by itself, inside of `context.generate`; the turns
+before it keep their tokens and versions.
+
+Invariant: a sample's ids are exactly those that engines were given and gave back, in order. Each turn's
+prompt must begin with all ids that the sample has so far; what it adds is taken for tool output (mask 0).
+
+    async def generate(context, sample, sampling_params):
+        ids = sample.prompt_ids
+        while True:
+            turn = await context.generate(ids, sampling_params)
+            context.append_turn(sample, turn)
+            answer = await call_tool(context.decode(turn.output_ids))
+            if answer is None:
+                return sample
+            context.append_tool(sample, context.encode(answer))
+            ids = context.ids(sample)
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.generator.base.errors import SampleRefused
+from fa_rollout.generator.turns.extras import extended
+from fa_rollout.generator.turns.requester import Requester, Ticket
+from fa_rollout.generator.turns.sampling import Params
+from fa_rollout.generator.turns.turn import Turn
+from fa_rollout.generator.turns.versions import merge_spans
+from fa_rollout.sample import IntArray, Sample, VersionSpan
+
+Generate = Callable[["GenerateContext", Sample, Params], Awaitable[Sample | list[Sample]]]
+
+
+def append_turn(sample: Sample, turn: Turn) -> None:
+    """Append a turn: whatever its prompt has beyond the sample's ids as tool tokens, then the model's tokens.
+
+    Raises:
+        SampleRefused: the turn's prompt does not begin with the sample's exact ids.
+    """
+    known = sample_ids(sample)
+    if not np.array_equal(turn.input_ids[: len(known)], known):
+        raise SampleRefused(
+            f"tokens: a turn's prompt must begin with the {len(known)} ids that the sample has, exactly as "
+            f"engines gave them, found {len(turn.input_ids)} ids that differ; build prompts from "
+            "context.ids(sample), never by encoding text again"
+        )
+    append_tool(sample, turn.input_ids[len(known) :])
+    start = len(sample.response_ids)
+    sample.response_ids = np.concatenate([sample.response_ids, turn.output_ids])
+    sample.logprobs = np.concatenate([sample.logprobs, turn.logprobs])
+    sample.loss_mask = np.concatenate([sample.loss_mask, np.ones(len(turn.output_ids), np.uint8)])
+    ends = [(span.version, span.end) for span in sample.version_spans]
+    if not ends and start and turn.version_spans:  # tool tokens that came before any of the model's
+        ends = [(turn.version_spans[0].version, start)]
+    ends += [(span.version, start + span.end) for span in turn.version_spans]
+    sample.version_spans = list(merge_spans(ends))
+    sample.extras |= extended(sample.extras, turn.extras)
+    sample.finish_reason = turn.finish_reason
+
+
+def append_tool(sample: Sample, ids: npt.ArrayLike) -> None:
+    """Append tokens that no model sampled: mask 0, log-probability 0.0, the version of the token before."""
+    tokens = np.asarray(ids, dtype=np.int32)
+    if not len(tokens):
+        return
+    sample.response_ids = np.concatenate([sample.response_ids, tokens])
+    sample.logprobs = np.concatenate([sample.logprobs, np.zeros(len(tokens), np.float32)])
+    sample.loss_mask = np.concatenate([sample.loss_mask, np.zeros(len(tokens), np.uint8)])
+    if sample.version_spans:
+        last = sample.version_spans[-1]
+        sample.version_spans[-1] = VersionSpan(last.version, len(sample.response_ids))
+
+
+def sample_ids(sample: Sample) -> IntArray:
+    """All ids of a sample so far: prompt and response."""
+    return np.concatenate([sample.prompt_ids, sample.response_ids])
+
+
+class GenerateContext:
+    """The engines and the tokenizer, for one execution of one sample."""
+
+    def __init__(self, requester: Requester, tokenizer: Tokenizer, ticket: Ticket) -> None:
+        self._requester = requester
+        self._tokenizer = tokenizer
+        self._ticket = ticket
+
+    async def generate(
+        self,
+        input_ids: npt.ArrayLike,
+        sampling_params: Params,
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        """Sample one turn; aborts are dealt with inside.
+
+        Without room (`max_new_tokens` below 1) nothing is sent, and the turn is one cut off by length.
+
+        Args:
+            options: further keys of its requests, such as `image_data` or `lora_path`.
+
+        Raises:
+            RequestFailed: the engine refuses the request, or failed again and again.
+        """
+        prompt = np.array(input_ids, dtype=np.int32)
+        params = dict(sampling_params)
+        return await self._requester.sample_turn(self._ticket, prompt, params, options=options or {})
+
+    def encode(self, text: str) -> IntArray:
+        """Ids of a piece of text, without special tokens around it."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, ids: npt.ArrayLike, *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def ids(self, sample: Sample) -> IntArray:
+        """All ids of a sample so far: what the next turn's prompt must begin with."""
+        return sample_ids(sample)
+
+    def append_turn(self, sample: Sample, turn: Turn) -> None:
+        """Append a turn's tokens to a sample; see `append_turn` of this module."""
+        append_turn(sample, turn)
+
+    def append_tool(self, sample: Sample, ids: npt.ArrayLike) -> None:
+        """Append tool output to a sample: not trained on."""
+        append_tool(sample, ids)
+
+
+def identity_of(sample: Sample) -> tuple[int, int, int]:
+    """Which execution of which group it is."""
+    return (sample.group, sample.member, sample.attempt)
+
+
+def as_samples(result: Any, identity: tuple[int, int, int]) -> list[Sample]:
+    """What a custom function returned, as the samples of the execution that it was given.
+
+    Raises:
+        SampleRefused: it returned something else.
+    """
+    samples = list(result) if isinstance(result, list | tuple) else [result]
+    if not samples or not all(isinstance(item, Sample) for item in samples):
+        raise SampleRefused(f"samples: a custom generate must return a Sample or some, found {result!r:.200}")
+    if any(identity_of(item) != identity for item in samples):
+        raise SampleRefused("member: a custom generate must return samples of the execution it was given")
+    return samples

@@ -1,0 +1,260 @@
+"""Assignments in, groups under way, one answer for each: a `Commit` (by the outbox) or a `Settled`.
+
+Samples are what is limited: engines x samples per engine. A freed place goes to the next sample of a group
+that has begun, and when those are all placed, to the next group: oldest first, groups given back before new.
+
+| dispatch of groups waits for | released by |
+|---|---|
+| engines that stand still for an update | `updates` |
+| a finished group that waits for room in the ring | `Tail` |
+| the end | nothing |
+
+Invariant: every assignment is answered exactly once, whatever its group's task raises.
+"""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from heapq import nsmallest
+
+from fa_rollout.config import ConfigError
+from fa_rollout.filters import EndlessRejection
+from fa_rollout.generator.base.error_text import tellable, traced
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.slots import Places
+from fa_rollout.generator.rollouts.group import GroupRunner
+from fa_rollout.generator.turns.job import Ending, HeadStart, Job
+from fa_rollout.rewards.pool import RewardWorkersLost
+from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The groups that this generator holds."""
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        samples_per_group: int,
+        group_timeout_s: float | None,
+        send: Callable[[Message], None],
+        published_version: Callable[[], int],
+        sending: Gate,
+        on_ended: Callable[[Job, Ending], None] = lambda job, ending: None,
+    ) -> None:
+        """
+        Args:
+            on_ended: takes each group that became no record, and why.
+            capacity: samples that the engines take at once.
+            sending: the gate of requests; it is closed while engines stand still.
+        """
+        self._tasks: asyncio.TaskGroup | None = None
+        self._capacity = capacity
+        self._samples_per_group = samples_per_group
+        self._group_timeout_s = group_timeout_s
+        self._send = send
+        self._published_version = published_version
+        self._sending = sending
+        self._on_ended = on_ended
+        self.gate = Gate(on_open=self._pump)
+        """What holds the dispatch of groups."""
+        self._runner: GroupRunner | None = None
+        self._retries: deque[Job] = deque()
+        self._fresh: deque[Job] = deque()
+        self._running: set[Job] = set()
+        self._places = Places(capacity)
+        self._num_claimed = 0
+        """Samples of running groups that are placed or wait for a place."""
+        self._departed: list[int] = []
+
+    async def run(self, runner: GroupRunner) -> None:
+        """Carry groups out until cancelled; then all that runs is cancelled too."""
+        self._runner = runner
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                self._pump()
+                await asyncio.Event().wait()
+            finally:
+                self.gate.hold("stopping")
+
+    # --- what the hub asks ------------------------------------------------------------------------
+
+    def add(self, assignments: Iterable[Assignment], kept: Iterable[HeadStart] = ()) -> None:
+        """Groups to roll out, in the order given; some of them from what a checkpoint kept."""
+        head_starts = {start.entry.group: start for start in kept}
+        for assignment in assignments:
+            queue = self._retries if assignment.attempt else self._fresh
+            queue.append(Job(assignment=assignment, head_start=head_starts.get(assignment.group)))
+        self._pump()
+
+    def drop(self, groups: Iterable[int], reason: str) -> None:
+        """Forget these groups, queued or running. One that is not here was answered before."""
+        names = set(groups)
+        self._end(
+            lambda job: job.assignment.group in names, Ending(outcome=Settlement.DROPPED, reason=reason)
+        )
+
+    def give_back(self, reason: str) -> None:
+        """End everything and take nothing more: all groups go back to the hub, to be issued again."""
+        self.gate.hold("stopping")
+        self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
+
+    def resize(self, capacity: int) -> None:
+        """Engines take so many samples at once from now on."""
+        self._capacity = capacity
+        self._places.resize(capacity)
+        self._pump()
+
+    def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
+        """Ids of the requests under way for these groups (None: all), or for one sample of each."""
+        names = None if groups is None else set(groups)
+        return {
+            rid
+            for job in self._running
+            if names is None or job.assignment.group in names
+            for rid, whose in job.rids.items()
+            if member in (None, whose)
+        }
+
+    async def emptied(self) -> None:
+        """Return once no group is left."""
+        while self._running:
+            await asyncio.wait([job.task for job in self._running if job.task is not None])
+
+    # --- what the parts tell ----------------------------------------------------------------------
+
+    def depart(self, job: Job) -> None:
+        """A group's first request leaves now; told to the hub once per turn of the loop."""
+        if not self._departed:
+            asyncio.get_running_loop().call_soon(self._tell_departed)
+        self._departed.append(job.assignment.group)
+
+    def on_backlog(self, is_waiting: bool) -> None:
+        """Whether finished groups wait for room in the ring."""
+        if is_waiting:
+            self.gate.hold("ring")
+        else:
+            self.gate.release("ring")
+
+    def oldest(self, count: int = 3) -> list[Lingering]:
+        """Groups that have been at work longest, the oldest first."""
+        now_s = time.monotonic()
+        begun = [job for job in self._running if job.started_s]
+        return [
+            Lingering(
+                name=f"group {job.assignment.group}",
+                age_s=now_s - job.started_s,
+                where=_where(job),
+            )
+            for job in nsmallest(count, begun, key=lambda job: job.started_s)
+        ]
+
+    def running(self) -> list[Job]:
+        """Groups at work."""
+        return list(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._retries) + len(self._fresh)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin groups while a place would stand empty."""
+        while self.num_queued and self._tasks and self._num_claimed < self._capacity and self.gate.is_open:
+            job = (self._retries or self._fresh).popleft()
+            job.num_claimed = self._samples_per_group
+            self._num_claimed += job.num_claimed
+            self._running.add(job)
+            job.task = self._tasks.create_task(self._carry(job), name=f"group-{job.assignment.group}")
+            job.task.add_done_callback(partial(self._finish, job))
+
+    @asynccontextmanager
+    async def _place(self, job: Job) -> AsyncIterator[None]:
+        """A place among the samples that engines work on; oldest first."""
+        try:
+            async with self._places:
+                yield
+        finally:
+            self._unclaim(job, 1)
+
+    def _unclaim(self, job: Job, num_samples: int) -> None:
+        job.num_claimed -= num_samples
+        self._num_claimed -= num_samples
+        self._pump()
+
+    async def _carry(self, job: Job) -> Ending | None:
+        """One group to its end; None when it is committed.
+
+        Raises:
+            ConfigError, EndlessRejection, RewardWorkersLost: the whole run cannot go on.
+        """
+        assert self._runner is not None
+        try:
+            return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
+        except (ConfigError, EndlessRejection, RewardWorkersLost):
+            raise  # no group can become a record any more
+        except Exception as error:  # user code runs in there: its mistake ends its group, not the run
+            logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))
+            text = "".join(traceback.format_exception_only(error)).strip()
+            return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
+
+    def _finish(self, job: Job, task: "asyncio.Task[Ending | None]") -> None:
+        """A group's task is over, by itself or cancelled, even before its first step."""
+        self._running.discard(job)
+        self._unclaim(job, job.num_claimed)
+        if not task.cancelled() and task.exception() is not None:
+            return  # it ends the run, by way of the task group
+        ending = job.ending if task.cancelled() else task.result()
+        if ending is not None:
+            self._settle(job, ending)
+
+    def _end(self, chosen: Callable[[Job], bool], ending: Ending) -> None:
+        for queue in (self._retries, self._fresh):
+            for job in [job for job in queue if chosen(job)]:
+                queue.remove(job)
+                self._settle(job, ending)
+        for job in [job for job in self._running if chosen(job)]:
+            job.end(ending)
+
+    def _settle(self, job: Job, ending: Ending) -> None:
+        ending = replace(ending, reason=tellable(ending.reason))
+        self._on_ended(job, ending)
+        self._send(
+            Settled(
+                group=job.assignment.group,
+                attempt=job.assignment.attempt,
+                outcome=ending.outcome,
+                reason=ending.reason,
+                mean_response_len=ending.mean_response_len,
+            )
+        )
+
+    def _tell_departed(self) -> None:
+        groups, self._departed = self._departed, []
+        self._send(Dispatched(groups=groups, version=self._published_version()))
+
+
+def _where(job: Job) -> str:
+    """What a group is at, in words."""
+    if not job.num_claimed:
+        return "reward, filter or ring"
+    return f"{job.num_claimed} sample{'s' if job.num_claimed > 1 else ''} to go"
+
+
+def _place_of(error: BaseException) -> str:
+    """File and line that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,0 +1,122 @@
+"""Prompts become scored samples: what training groups and evaluations have in common.
+
+| a sample | its group |
+|---|---|
+| fails for good (refused, retries used up, no progress, broken reply) | raises; its other requests end |
+| has a reward that failed or timed out | raises: a failed reward is never a number |
+
+Invariant: all executions of a group end before it does; each sample of a group that ended well is scored.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from fa_rollout.config import Config, Sampling
+from fa_rollout.data.row import Row
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.base.tasks import first_error
+from fa_rollout.generator.rollouts.rollout import Rollout
+from fa_rollout.generator.turns.job import Job
+from fa_rollout.rewards.outcomes import TOKEN_REWARDS, RewardFailed, RewardOutcome, Scored, read
+from fa_rollout.rewards.runner import RewardRunner
+from fa_rollout.sample import IntArray, Sample
+
+Slot = Callable[[Job], AbstractAsyncContextManager[None]]
+"""A place among the samples that engines work on at once."""
+Executions = list[list[Sample]]
+"""By member: its samples, more than one after a fan-out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be made of one prompt."""
+
+    row: Row
+    prompt_ids: IntArray
+    num_samples: int
+    sampling: Sampling
+
+
+class Executor:
+    """Samples and scores."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: Tokenizer,
+        rollout: Rollout,
+        rewards: RewardRunner,
+        context_length: int | None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._rollout = rollout
+        self._rewards = rewards
+        limits = [config.data.max_prompt_tokens, None if context_length is None else context_length - 2]
+        self._max_prompt_tokens = min((limit for limit in limits if limit is not None), default=None)
+
+    def encode(self, row: Row) -> IntArray:
+        """Ids of a prompt.
+
+        Raises:
+            SampleFailed: too long to ever succeed; nothing is sent for it.
+            PromptError: no tokens can be made of it.
+        """
+        prompt_ids = self._tokenizer.encode_prompt(row, chat_template=self._config.data.chat_template)
+        limit = self._max_prompt_tokens
+        if limit is not None and len(prompt_ids) > limit:
+            raise SampleFailed(f"over-long: a prompt may have {limit} tokens, found {len(prompt_ids)}")
+        prompt_ids.setflags(write=False)  # the samples of a group share it
+        return prompt_ids
+
+    async def execute(self, job: Job, slot: Slot, order: Order) -> Executions:
+        """All executions side by side; the first that fails for good ends the others."""
+
+        async def execute(member: int) -> list[Sample]:
+            async with slot(job):
+                return await self._rollout.run(job, member, order.row, order.prompt_ids, order.sampling)
+
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(execute(member)) for member in range(order.num_samples)]
+        return [task.result() for task in running]
+
+    async def score(self, executions: Executions) -> list[float]:
+        """Score the last sample of each execution; its reward counts for all samples of the execution.
+
+        A reward that a custom generate function has set stands.
+        """
+        _read_own_rewards(sample for execution in executions for sample in execution)
+        last = [execution[-1] for execution in executions]
+        unscored = [sample for sample in last if sample.reward is None]
+        if unscored:
+            await self._ask(last if self._config.reward.group else unscored)
+        for execution in executions:
+            for sample in execution:
+                sample.reward = execution[-1].reward if sample.reward is None else sample.reward
+        return [sample.reward for sample in last if sample.reward is not None]
+
+    async def _ask(self, samples: list[Sample]) -> None:
+        outcomes = await self._rewards.score(samples)
+        for sample, scored in zip(samples, map(_scored, outcomes), strict=True):
+            if sample.reward is None:
+                sample.reward, sample.reward_parts = scored.value, scored.parts
+                if scored.token_rewards is not None:
+                    sample.extras[TOKEN_REWARDS] = scored.token_rewards
+
+
+def _read_own_rewards(samples: Iterable[Sample]) -> None:
+    """What a custom generate function has set counts by the rules of a reward function's answer."""
+    for sample in samples:
+        if sample.reward is not None:
+            sample.reward = _scored(read(sample.reward, key=None, num_tokens=0)).value
+
+
+def _scored(outcome: RewardOutcome) -> Scored:
+    if isinstance(outcome, RewardFailed):
+        raise SampleFailed(f"reward: {outcome.reason}: {outcome.text}")
+    return outcome

@@ -1,0 +1,155 @@
+"""One group from prompt to record: N executions, rewards, filter, ring.
+
+| its samples | the group |
+|---|---|
+| fail, or have a reward that failed (see `execution`) | failed |
+| are all right, but the filter says no | filtered |
+| are all right | a record |
+
+Invariant: a group is delivered whole, with all its members, or not at all.
+"""
+
+import logging
+import time
+from contextlib import AbstractAsyncContextManager
+
+import numpy as np
+
+from fa_rollout.client.base.errors import ClientError
+from fa_rollout.config import Config
+from fa_rollout.data.chat import PromptError
+from fa_rollout.data.prompts import PromptSource
+from fa_rollout.data.row import Row
+from fa_rollout.filters import FilterOutcome, GroupFilter, RejectionBound, default_bound
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
+from fa_rollout.generator.records.outbox import Outbox
+from fa_rollout.generator.records.partials import HeadStarts
+from fa_rollout.generator.records.sample_log import SampleLog
+from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot
+from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.records.sample_file import COMMITTED
+from fa_rollout.sample import Sample
+from shm.errors import RecordTooLarge
+from trainer_hook.messages import Settlement
+
+logger = logging.getLogger(__name__)
+
+
+class GroupRunner:
+    """Carries groups out."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        source: PromptSource,
+        executor: Executor,
+        group_filter: GroupFilter | None,
+        outbox: Outbox,
+        log: SampleLog,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._executor = executor
+        self._filter = group_filter
+        bound = config.rollout.max_rejections or default_bound(len(source))
+        self._rejections = RejectionBound(config.rollout.filter or "", bound)
+        self._outbox = outbox
+        self._log = log
+        self._head_starts = HeadStarts(config)
+
+    async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
+        """Carry a group out; None when it is committed.
+
+        Raises:
+            EndlessRejection: the filter has rejected too many groups in a row.
+            Exception: what user code raised in a custom generate function.
+        """
+        job.started_s = time.monotonic()
+        executions: Executions = []
+        if await self._restore(job):
+            return None
+        try:
+            async with deadline:
+                row = self._source.row(job.assignment.prompt_index)
+                job.label = row.label
+                order = self._order(row)
+                job.prompt_ids = order.prompt_ids
+                await self._head_starts.put_drafts(job)
+                executions = await self._executor.execute(job, slot, order)
+                scores = await self._executor.score(executions)
+            samples = [sample for execution in executions for sample in execution]
+            rejected = self._judge(executions)
+            if rejected is not None:
+                return _ending(Settlement.FILTERED, rejected, executions)
+            record = self._record(job, row, samples, scores)
+            await self._outbox.put(record)
+            self._log.write(job, COMMITTED, samples)
+        except (SampleFailed, ClientError, PromptError, RecordTooLarge) as error:
+            return _ending(Settlement.FAILED, _reason(error), executions)
+        return None
+
+    async def _restore(self, job: Job) -> bool:
+        """Put a group back into the ring that a checkpoint kept whole."""
+        record = await self._head_starts.record(job)
+        if record is None:
+            return False
+        try:
+            await self._outbox.put(record)
+        except RecordTooLarge as error:
+            logger.warning("event=kept_record_too_large group=%d error=%s", job.assignment.group, error)
+            return False
+        return True
+
+    def _order(self, row: Row) -> Order:
+        return Order(
+            row=row,
+            prompt_ids=self._executor.encode(row),
+            num_samples=self._config.rollout.samples_per_group,
+            sampling=self._config.sampling,
+        )
+
+    def _judge(self, executions: Executions) -> str | None:
+        """Why the filter rejects a group; None when it keeps it, or there is no filter."""
+        if self._filter is None:
+            return None
+        members = [execution[0] if len(execution) == 1 else execution for execution in executions]
+        verdict = self._filter(members)
+        if verdict.outcome is FilterOutcome.FAILED:
+            raise SampleFailed(f"filter: {verdict.reason}")
+        self._rejections.record(verdict)
+        return verdict.reason if verdict.outcome is FilterOutcome.REJECTED else None
+
+    def _record(self, job: Job, row: Row, samples: list[Sample], scores: list[float]) -> GroupRecord:
+        assignment = job.assignment
+        identity = Identity(
+            group=assignment.group,
+            attempt=assignment.attempt,
+            epoch=assignment.epoch,
+            prompt_index=assignment.prompt_index,
+            prompt=row.prompt,
+            label=row.label,
+            metadata=row.metadata,
+            temperature=self._config.sampling.temperature,
+            top_p=self._config.sampling.top_p,
+            started_s=job.started_s,
+        )
+        extra = self._config.record.columns
+        return build_record(samples, identity, scores, time.monotonic(), extra)
+
+
+def _ending(outcome: Settlement, reason: str, executions: Executions) -> Ending:
+    samples = tuple(sample for execution in executions for sample in execution)
+    lengths = [len(sample.response_ids) for sample in samples]
+    return Ending(
+        outcome=outcome,
+        reason=reason,
+        mean_response_len=float(np.mean(lengths)) if lengths else 0.0,
+        samples=samples,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Short kind first, so that the hub can count by it."""
+    return str(error) if isinstance(error, SampleFailed) else f"{type(error).__name__}: {error}"

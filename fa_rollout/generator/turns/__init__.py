@@ -1,0 +1,1 @@
+"""One prompt to one whole turn, over as many requests as it takes."""

@@ -1,0 +1,285 @@
+"""Turns a prompt into a whole turn: sends, and goes on after aborts by the partial-rollout policy.
+
+| policy | an aborted answer |
+|---|---|
+| `resume` | is kept: the next request goes on from prompt and partial answer, its budget reduced |
+| `restart` | is thrown away: the next request starts from the prompt, with all fields empty |
+
+Under a grammar of the request's own every answer is restarted.
+
+Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
+is charged to no sample, yet a sample that makes no progress is given up in the end.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.client.wire.completion import Completion, empty_abort
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.job import Job
+from fa_rollout.generator.turns.sampling import (
+    Params,
+    can_be_continued,
+    continuation_params,
+    sample_seed,
+    stop_texts,
+)
+from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
+from fa_rollout.generator.turns.versions import VersionBook, resolve_spans
+from fa_rollout.sample import FinishReason, IntArray, VersionSpan
+from trainer_hook.record import UNKNOWN_VERSION
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialPolicy:
+    """What becomes of an aborted answer, and when a sample is given up."""
+
+    resume: bool
+    max_stalls: int = 12
+    """Aborts without a single token, in a row."""
+    max_restarts: int = 12
+    """New beginnings of one turn under `restart`."""
+    backoff_base_s: float = 0.02
+    backoff_cap_s: float = 2.0
+
+    def backoff_s(self, num_stalls: int) -> float:
+        """Wait before the request that follows stall number `num_stalls` (1 is the first)."""
+        return min(self.backoff_cap_s, self.backoff_base_s * 2.0 ** (num_stalls - 1))
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """On whose behalf requests are sent: one execution of one sample."""
+
+    job: Job
+    member: int
+    num_requests: int = 0
+    routing_key: str | None = None
+    """Requests with one key go to one engine, where the router hashes."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of each request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestCounts:
+    """Totals since the start."""
+
+    requests: int = 0
+    tokens: int = 0
+    aborts: int = 0
+    restarts: int = 0
+    discarded_tokens: int = 0
+    """Tokens that `restart` threw away, or that came behind a stop text."""
+
+
+class Requester:
+    """Sends requests for samples; knows every request of ours that is under way."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        *,
+        book: VersionBook,
+        gate: Gate,
+        policy: PartialPolicy,
+        seed: int | None,
+        on_first_request: Callable[[Job], None],
+        context_length: int | None = None,
+        decode: Callable[[IntArray], str] | None = None,
+        keys_cache: bool = False,
+    ) -> None:
+        """
+        Args:
+            context_length: prompt and response together, as far as the engines told.
+            decode: text of token ids, special ones included; for stop texts that an abort cut in two.
+            keys_cache: engines keep a prefix cache of its own for each weight version.
+        """
+        self._pool = pool
+        self._context_length = context_length
+        self._decode = decode
+        self._keys_cache = keys_cache
+        self._book = book
+        self._gate = gate
+        self._policy = policy
+        self._serial = itertools.count()
+        self._seed = seed
+        self._on_first_request = on_first_request
+        self._under_way: set[str] = set()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.counts = RequestCounts()
+
+    async def sample_turn(
+        self,
+        ticket: Ticket,
+        input_ids: IntArray,
+        params: Params,
+        options: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+    ) -> Turn:
+        """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
+
+        No room (`max_new_tokens` below 1, or the context full) is a turn cut off by length, without a
+        request. A stop text that an abort cut in two is no engine's to see: the turn ends with the token that
+        completes it, as it would have at an engine, and what was sampled behind it is thrown away.
+
+        Args:
+            draft: where the answer grows; what it has already is gone on from.
+
+        Raises:
+            SampleFailed: aborted again and again.
+            RequestFailed, EngineUnavailable: as the pool raises them.
+        """
+        draft = Draft(options=options or {}) if draft is None else draft
+        num_stalls = num_restarts = 0
+        params = self._within_context(params, len(input_ids))
+        while draft.num_tokens < params["max_new_tokens"]:
+            completion = await self._request(ticket, input_ids, params, draft)
+            if self._ends_at_seam(draft, completion, params):
+                return draft.finish(input_ids, FinishReason.STOP)
+            if completion.finish != FinishReason.ABORT:
+                return draft.finish(input_ids, FinishReason(completion.finish))
+            self.counts.aborts += 1
+            num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+            if draft.num_tokens and not (self._policy.resume and can_be_continued(params)):
+                num_restarts += 1
+                self._restart(draft)
+            self._check_progress(num_stalls, num_restarts)
+            if num_stalls:
+                await asyncio.sleep(self._policy.backoff_s(num_stalls))
+        return draft.finish(input_ids, FinishReason.LENGTH)
+
+    def _within_context(self, params: Params, num_input: int) -> Params:
+        if self._context_length is None:
+            return params
+        room = self._context_length - 1 - num_input  # engines keep one position free
+        return params | {"max_new_tokens": min(params["max_new_tokens"], room)}
+
+    def _ends_at_seam(self, draft: Draft, completion: Completion, params: Params) -> bool:
+        """Whether a stop text spans the seam to the last answer; the draft is cut behind it then."""
+        stops, num_new = stop_texts(params), len(completion.output_ids)
+        if self._decode is None or not stops or not num_new or num_new == draft.num_tokens:
+            return False
+        ids = np.concatenate(draft.ids)
+        end = stop_at_seam(ids, draft.num_tokens - num_new, stops, self._decode)
+        if end is None:
+            return False
+        self.counts.discarded_tokens += draft.num_tokens - end
+        draft.cut(end)
+        return True
+
+    async def abort(self, rids: set[str]) -> None:
+        """Tell the engines to end these requests; ids that nobody works on are left out."""
+        if rids := rids & self._under_way:
+            await self._pool.abort(rids)
+
+    async def abort_all(self) -> None:
+        """Tell the engines to end every request of ours, and of ours alone."""
+        await self.abort(set(self._under_way))
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests of ours that wait for an answer."""
+        return len(self._under_way)
+
+    async def settled(self) -> None:
+        """Return once no request of ours is under way."""
+        await self._settled.wait()
+
+    async def _request(self, ticket: Ticket, input_ids: IntArray, params: Params, draft: Draft) -> Completion:
+        """Send one request and take its answer into the draft."""
+        await self._gate.passed()
+        floor, lineage = self._book.published, self._book.lineage
+        prompt, rest = draft.prompt(input_ids), self._params(ticket, params, draft)
+        completion = await self._send(ticket, prompt, rest, {**ticket.options, **draft.options})
+        self.counts.tokens += len(completion.output_ids)
+        spans = self._spans(completion, floor if lineage == self._book.lineage else None)
+        if any(span.version == UNKNOWN_VERSION for span in spans):
+            # An engine without the run's weights: it may answer when it has them, or another now.
+            is_mended = self._pool.recheck_versions()
+            if self._book.follows or (is_mended and self._book.are_not_the_runs(completion.versions)):
+                self.counts.discarded_tokens += len(completion.output_ids)
+                return empty_abort(completion.engine)
+        draft.add(completion, spans)
+        return completion
+
+    def _spans(self, completion: Completion, floor: int | None) -> Sequence[VersionSpan]:
+        num_tokens = len(completion.output_ids)
+        if self._book.follows:
+            return self._book.follow(completion.versions, num_tokens=num_tokens)
+        return resolve_spans(
+            completion.versions,
+            num_tokens=num_tokens,
+            lineage=self._book.lineage,
+            floor=self._book.published if floor is None else floor,
+            ceiling=self._book.announced,
+            has_spans=completion.has_spans,
+        )
+
+    def _params(self, ticket: Ticket, params: Params, draft: Draft) -> Params:
+        rest = continuation_params(params, num_done=draft.num_tokens)
+        if self._seed is not None:
+            assignment = ticket.job.assignment
+            rest["sampling_seed"] = sample_seed(
+                self._seed,
+                group=assignment.group,
+                member=ticket.member,
+                attempt=assignment.attempt,
+                serial=ticket.num_requests,
+            )
+        return rest
+
+    async def _send(
+        self, ticket: Ticket, input_ids: IntArray, params: Params, options: dict[str, Any]
+    ) -> Completion:
+        assignment = ticket.job.assignment
+        stream, serial = ticket.job.stream, next(self._serial)
+        rid = f"{stream}{assignment.group}.{assignment.attempt}-m{ticket.member}-{serial}"
+        if self._keys_cache:
+            options["extra_key"] = self._book.label(self._book.published)
+        ticket.num_requests += 1
+        self.counts.requests += 1
+        ticket.job.rids[rid] = ticket.member
+        self._under_way.add(rid)
+        self._settled.clear()
+        if not ticket.job.sent:
+            ticket.job.sent = True
+            self._on_first_request(ticket.job)
+        try:
+            return await self._pool.generate(
+                rid=rid,
+                input_ids=input_ids,
+                sampling_params=params,
+                routing_key=ticket.routing_key,
+                options=options,
+            )
+        finally:
+            ticket.job.rids.pop(rid, None)
+            self._under_way.discard(rid)
+            if not self._under_way:
+                self._settled.set()
+
+    def _restart(self, draft: Draft) -> None:
+        self.counts.restarts += 1
+        self.counts.discarded_tokens += draft.num_tokens
+        draft.clear()
+
+    def _check_progress(self, num_stalls: int, num_restarts: int) -> None:
+        if num_stalls >= self._policy.max_stalls:
+            raise SampleFailed(f"no progress: aborted {num_stalls} times in a row without a token")
+        if num_restarts >= self._policy.max_restarts:
+            raise SampleFailed(
+                f"no progress: started {num_restarts} times and aborted each time: answers take longer than "
+                'the time between weight updates, which rollout.partial = "resume" bears (--partial-rollout '
+                'under slime), "restart" not'
+            )

@@ -1,0 +1,135 @@
+"""What one prompt brought back, over all the requests that it took. Pure.
+
+P: prompt tokens, R: output tokens.
+
+Invariant: ids, log-probabilities and version spans grow together, by whole answers only; a new attempt starts
+from nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fa_rollout.client.wire.completion import Completion
+from fa_rollout.generator.turns.extras import Arrays, extended
+from fa_rollout.generator.turns.versions import merge_spans
+from fa_rollout.sample import FinishReason, FloatArray, IntArray, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A finished answer to one prompt."""
+
+    input_ids: IntArray
+    """[P]"""
+    output_ids: IntArray
+    """[R] The server's token ids, the stop token included."""
+    logprobs: FloatArray
+    """[R]"""
+    version_spans: tuple[VersionSpan, ...]
+    """Ends count output tokens of this turn."""
+    finish_reason: FinishReason
+    completions: tuple[Completion, ...] = ()
+    """The answers that it is made of, in order; without those that a checkpoint kept."""
+    kept_extras: Arrays = field(default_factory=dict)
+    """What engines had told beside the tokens that a checkpoint kept."""
+
+    @property
+    def extras(self) -> Arrays:
+        """What engines told beside the tokens, such as `routed_experts` [P + R - 1, ...]."""
+        return _extras(self.kept_extras, self.completions)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A turn in the making."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of each of its requests."""
+    ids: list[IntArray] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+    logprobs: list[FloatArray] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    num_tokens: int = 0
+    kept_extras: Arrays = field(default_factory=dict)
+    """As in the turn."""
+    reason: FinishReason | None = None
+    """Why it is finished."""
+
+    @property
+    def extras(self) -> Arrays:
+        """What engines told beside the tokens so far."""
+        return _extras(self.kept_extras, self.completions)
+
+    def add(self, completion: Completion, spans: Sequence[VersionSpan]) -> None:
+        """Append one answer; its spans end where its tokens do."""
+        self.completions.append(completion)
+        self.ids.append(completion.output_ids)
+        self.logprobs.append(completion.logprobs)
+        self.spans.extend(VersionSpan(span.version, self.num_tokens + span.end) for span in spans)
+        self.num_tokens += len(completion.output_ids)
+
+    def clear(self) -> None:
+        """Forget all: the next answer is the first of a new attempt."""
+        self.completions, self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], [], 0
+        self.kept_extras = {}
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first tokens alone."""
+        self.ids = [np.concatenate(self.ids)[:num_tokens]]
+        self.logprobs = [np.concatenate(self.logprobs)[:num_tokens]]
+        spans = merge_spans((span.version, span.end) for span in self.spans)
+        starts = [0, *(span.end for span in spans)]
+        self.spans = [
+            VersionSpan(span.version, min(span.end, num_tokens))
+            for span, start in zip(spans, starts, strict=False)
+            if start < num_tokens
+        ]
+        self.num_tokens = num_tokens
+
+    def prompt(self, input_ids: IntArray) -> IntArray:
+        """The ids to continue from."""
+        return np.concatenate([input_ids, *self.ids]) if self.ids else input_ids
+
+    def finish(self, input_ids: IntArray, reason: FinishReason) -> Turn:
+        """The whole turn."""
+        self.reason = reason
+        return Turn(
+            input_ids=input_ids,
+            output_ids=np.concatenate(self.ids) if self.ids else np.empty(0, np.int32),
+            logprobs=np.concatenate(self.logprobs) if self.logprobs else np.empty(0, np.float32),
+            version_spans=merge_spans((span.version, span.end) for span in self.spans),
+            finish_reason=reason,
+            completions=tuple(self.completions),
+            kept_extras=self.kept_extras,
+        )
+
+
+def _extras(kept: Arrays, completions: Sequence[Completion]) -> Arrays:
+    arrays = dict(kept)
+    for completion in completions:
+        arrays |= extended(arrays, completion.extra)
+    return arrays
+
+
+_TOKENS_PER_CHARACTER = 4
+"""At most, where a token is a byte of UTF-8."""
+
+
+def stop_at_seam(
+    ids: IntArray, seam: int, stops: Sequence[str], decode: Callable[[IntArray], str]
+) -> int | None:
+    """Number of tokens up to the one that completes a stop text which began before token `seam`, or None.
+
+    An engine looks for stop texts in what it sampled itself for one request: it finds those that lie on one
+    side of a seam, never those that lie on both.
+    """
+    reach = _TOKENS_PER_CHARACTER * max(map(len, stops))
+    start = max(0, seam - reach)
+    for end in range(seam + 1, min(len(ids), seam + reach) + 1):
+        text = decode(ids[start:end])
+        if any(stop in text for stop in stops):
+            return end
+    return None

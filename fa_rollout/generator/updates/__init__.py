@@ -1,0 +1,1 @@
+"""Weight updates and membership changes, as the hub orders them."""

@@ -1,0 +1,1 @@
+"""Checkpoints on their way out to the ranks and back in."""

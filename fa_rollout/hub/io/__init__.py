@@ -1,0 +1,1 @@
+"""What the hub watches and writes: sockets, plug-ins, the event log."""

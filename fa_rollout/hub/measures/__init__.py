@@ -1,0 +1,1 @@
+"""Where time goes and what lately happened, measured once for every reader."""

@@ -1,0 +1,1 @@
+"""Messages of ranks, generator and launcher, each answered by one handler."""

@@ -1,0 +1,213 @@
+"""The desk for the generator: its news of groups, engines and itself.
+
+In: messages of one life of the generator. Out: changes of the books.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fa_rollout.hub.checkpoints.saving import States
+from fa_rollout.hub.core import Core
+from fa_rollout.hub.flow.flow import Flow
+from fa_rollout.hub.flow.meter import TooManyFailures
+from fa_rollout.hub.flow.stream import Source
+from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
+from fa_rollout.hub.requests.shards import Shards
+from shm.errors import DescriptorRefused
+from trainer_hook import messages as m
+from trainer_hook.messages import Settlement
+
+LOST = (Settlement.FILTERED, Settlement.FAILED, Settlement.DROPPED)
+
+
+class GeneratorDesk:
+    """Takes the generator's news."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        on_ready: Callable[[Flow], None],
+        states: States,
+        shards: Shards,
+        fed: FedStream | None = None,
+        launcher: LauncherDesk | None = None,
+    ) -> None:
+        self._core = core
+        self._on_ready = on_ready
+        self._states = states
+        self._shards = shards
+        self._fed = fed
+        self._launcher = launcher
+        self._num_prompts = 0
+
+    def receive(self, message: m.Message) -> None:
+        """The generator speaks."""
+        match message:
+            case m.GeneratorReady():
+                self._generator_ready(message)
+            case m.Pulse():
+                self._core.pulse = message
+                self._core.pulses.add(message, time.monotonic())
+            case m.Warned():
+                self._core.warn(message.text)
+            case m.GaveUp():
+                self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
+            case m.EnginesChanged():
+                self._core.engines_changed(message)
+                self._core.roster.changed(message)
+            case m.EnginesPaused():
+                self._core.updates.paused()
+            case m.StageDone() | m.StageFailed():
+                self._core.updates.staged(message)
+            case m.UpdateFailed():
+                self._core.updates.failed(message.text)
+            case m.Evaluated():
+                self._core.evaluations.evaluated(message)
+            case m.EvaluationEnded():
+                self._core.evaluations.ended(message)
+            case m.Ping() | m.Pong():
+                pass
+            case _:
+                assert self._core.flow is not None, "the generator speaks of groups before it is ready"
+                self._group_news(message, self._core.flow)
+
+    def _group_news(self, message: m.Message, flow: Flow) -> None:
+        match message:
+            case m.Commit():
+                self._commit(message, flow)
+            case m.Dispatched():
+                flow.books.dispatched(message.groups, message.version)
+                self._core.log.write("dispatched", groups=message.groups, version=message.version)
+            case m.Settled():
+                self._settle(message, flow)
+            case m.PartialsSaved():
+                self._states.saved(message, flow)
+            case m.WeightsPublished():
+                core = self._core
+                write_s, load_s = core.clock.write_s, core.clock.update_s(time.monotonic())
+                if core.updates.published(message, flow):
+                    core.history.published(
+                        message.version, write_s=write_s, load_s=load_s, bubble_s=message.bubble_s
+                    )
+                    self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
+
+    def _commit(self, message: m.Commit, flow: Flow) -> None:
+        event = "refused"
+        bare = msgspec.structs.replace(message, payload=b"") if message.payload else message
+        try:
+            event = "committed" if flow.commit(bare) else "unwanted"
+        except DescriptorRefused as error:
+            self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
+        if event == "committed" and self._launcher is not None:
+            self._launcher.committed(message)
+        self._core.log.write(
+            event,
+            group=message.group,
+            attempt=message.attempt,
+            sequence=message.sequence,
+            bytes=message.length,
+            versions=(message.oldest_version, message.newest_version),
+            prompt_lens=message.prompt_lens,
+            response_lens=message.response_lens,
+            rewards=message.rewards,
+        )
+
+    def _settle(self, message: m.Settled, flow: Flow) -> None:
+        if self._launcher is not None:
+            self._launcher.settled(message)
+        event: str = message.outcome
+        try:
+            event = message.outcome if flow.settle(message) else "unwanted"
+        except TooManyFailures as error:
+            self._core.give_up("GeneratorFailed", str(error))
+        if event in LOST:
+            self._core.history.lost(event, message.reason)
+        self._core.log.write(event, group=message.group, attempt=message.attempt, reason=message.reason)
+
+    def gone(self, how: str, *, will_restart: bool) -> None:
+        """The generator's life ended; all that it sent was handled before."""
+        lost = self._core.flow.generator_died() if self._core.flow else []
+        self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
+        self._core.pulse = None
+        self._core.pulses.end_life()
+        self._core.generator_is_up = False
+        self._core.no_generator_since_s = time.monotonic()
+        self._core.evaluations.generator_is_gone()
+        self._core.roster.generator_is_gone()
+        self._states.generator_is_gone()
+        if will_restart:
+            self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
+        else:
+            self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
+
+    def resume_message(self) -> m.Resume:
+        """Where a new generator begins; only when the last is provably gone and all it sent is handled."""
+        head, sequence = self._core.table.restart()
+        self._core.told_tail = self._core.table.tail
+        return m.Resume(
+            incarnation=self._core.table.incarnation,
+            head=head,
+            tail=self._core.table.tail,
+            sequence=sequence,
+            version=self._core.flow.version if self._core.flow else 0,
+            lineage=self._core.lineage,
+            weights=self._core.updates.folders.published_path,
+            engines=self._core.roster.urls,
+            known_engines=self._core.roster.known,
+            is_streamed=self._core.updates.folders.is_streamed,
+            in_stream=self._core.updates.in_stream,
+            weights_pending=self._core.flow is None or self._core.flow.weights_pending,
+            step=self._core.announced.step if self._core.announced else 0,
+        )
+
+    def _generator_ready(self, message: m.GeneratorReady) -> None:
+        self._core.log.write(
+            "generator_ready",
+            incarnation=message.incarnation,
+            engines=message.engines,
+            concurrency=message.concurrency,
+        )
+        if self._core.flow is None:
+            self._core.flow = self._new_flow(message.num_prompts)
+            self._core.first_weights = message.model_path
+            if self._launcher is not None:
+                self._launcher.flow_begins(self._core.flow)
+        elif self._num_prompts != message.num_prompts:
+            found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
+            self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
+        self._core.generator_is_up = True
+        self._core.concurrency = message.concurrency
+        self._core.evaluations.generator_is_up()
+        self._core.roster.generator_is_up(message.known_engines)
+        self._on_ready(self._core.flow)
+        self._core.updates.generator_is_back()
+
+    def _new_flow(self, num_prompts: int) -> Flow:
+        self._num_prompts = num_prompts
+        if self._fed is not None:
+            return self._flow(self._fed)
+        return self._flow(self._shards.stream(num_prompts))
+
+    def _note(self, event: str, **values: Any) -> None:
+        """What befalls groups in the flow alone."""
+        if event in LOST:
+            self._core.history.lost(event, str(values.get("reason", "")))
+        self._core.log.write(event, **values)
+
+    def _flow(self, source: Source) -> Flow:
+        core = self._core
+        flow = Flow(
+            core.config,
+            source,
+            core.table,
+            lineage=core.lineage,
+            note=self._note,
+            recording=core.recording,
+        )
+        # Engines that another node's run leads hold weights that nobody has told yet.
+        flow.weights_pending = core.config.engine.shared and core.config.data.shard > 0
+        return flow

@@ -1,0 +1,1 @@
+"""The process around the hub: connections, timers, the lives of the generator."""

@@ -1,0 +1,1 @@
+"""State machines of a run: ranks, steps, weight updates, evaluations, engines that join or leave."""

@@ -1,0 +1,181 @@
+"""Steps on their way through the ranks: composed at the first request, handed to each, ended by the last.
+
+Invariant: all ranks get parts of the same steps in the same order; a step ends in exactly one of trained
+(every rank trained its part) and returned.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fa_rollout.config import Config
+from fa_rollout.hub.flow.ageing import Note
+from fa_rollout.hub.flow.composition import Wait
+from fa_rollout.hub.flow.flow import Flow, Step
+from fa_rollout.hub.state.delivery import Terms, assignment, cut, remainder
+from fa_rollout.hub.state.world import Attachment, Key, World
+from shm.ring import RingTable
+from trainer_hook.errors import UnsplittableBatch
+from trainer_hook.messages import Batch, Ended, Message, Outcome, Refused, Released
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A composed step and how far each rank is with it."""
+
+    step: Step
+    batches: list[Batch]
+    """By data-parallel rank."""
+    served: set[Key] = field(default_factory=set)
+    outcomes: dict[Key, Outcome] = field(default_factory=dict)
+
+
+class Steps:
+    """The open steps of a world; at most two, since a rank may be one ahead of the slowest."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        to_rank: Callable[[Attachment, Message], None],
+        note: Note,
+        *,
+        on_trained: Callable[[Step], None] = lambda step: None,
+    ) -> None:
+        self._note = note
+        self._on_trained = on_trained
+        self._config = config
+        self._world = world
+        self._to_rank = to_rank
+        self._open: dict[int, _Open] = {}
+
+    def forget(self) -> None:
+        """The world is gone."""
+        self._open.clear()
+
+    def has(self, step: int) -> bool:
+        """Whether a step is on its way through the ranks."""
+        return step in self._open
+
+    def current(self, rank: Attachment) -> int | None:
+        """The step that a rank has a part of and has not finished."""
+        for number, opened in self._open.items():
+            if rank.key in opened.served and rank.key not in opened.outcomes:
+                return number
+        return None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next step waits for the slowest rank to end its last one."""
+        return len(self._open) > 1
+
+    def next_step(self, rank: Attachment) -> int | None:
+        """The step that a rank has yet to finish; None when it is done with all that are open."""
+        unfinished = [number for number, o in self._open.items() if rank.key not in o.outcomes]
+        return min(unfinished, default=None)
+
+    def is_behind(self, rank: Attachment) -> bool:
+        """Whether the oldest open step waits for this rank."""
+        return self.next_step(rank) == min(self._open, default=None)
+
+    def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> Step | Wait | None:
+        """Answer a waiting rank if that can be done now; returns the step that it got a part of."""
+        assert rank.waiting is not None
+        request, number = rank.waiting.request, rank.waiting.step
+        opened = self._open.get(number)
+        if opened is None:
+            if self.is_full:
+                slow = ", ".join(m.name for m in self._world.members.values() if self.is_behind(m))
+                return Wait(reason=f"{slow} to end step {min(self._open)}")
+            if number != flow.step:
+                self._refuse(rank, f"rank asks for step {number}, the run stands at step {flow.step}")
+                return None
+            composed = self._compose(flow, table)
+            if isinstance(composed, Wait | None):
+                return composed
+            opened = composed
+        if rank.key in opened.outcomes:
+            self._refuse(rank, f"step {number} was returned by this rank and trained by another")
+            return None
+        batch = opened.batches[rank.hello.dp_rank]
+        opened.served.add(rank.key)
+        waited_s = time.monotonic() - rank.waiting_since_s
+        rank.waiting = None
+        self._to_rank(rank, msgspec.structs.replace(batch, request=request, wait_s=waited_s))
+        return opened.step
+
+    def end(self, reason: str, *, from_step: int) -> None:
+        """Tell the ranks that ask for a step from `from_step` on that there is none."""
+        for rank in self._world.waiting():
+            assert rank.waiting is not None
+            if rank.waiting.step >= from_step:
+                self._to_rank(rank, Ended(request=rank.waiting.request, reason=reason))
+                rank.waiting = None
+
+    def finish(self, rank: Attachment, message: Released, flow: Flow) -> Step | None:
+        """A rank is done with its part; returns the step when that ends it."""
+        opened = self._open.get(message.step)
+        if opened is None or message.outcome is None:
+            return None
+        opened.outcomes[rank.key] = message.outcome
+        if self._world.members.keys() - opened.outcomes.keys():
+            return None  # a rank that has left may have finished before those that stay
+        del self._open[message.step]
+        if all(outcome is Outcome.TRAINED for outcome in opened.outcomes.values()):
+            flow.trained(opened.step)
+            self._on_trained(opened.step)
+        else:
+            flow.returned(opened.step)
+        return opened.step
+
+    def _compose(self, flow: Flow, table: RingTable) -> _Open | Wait | None:
+        step = flow.compose()
+        if isinstance(step, Wait):
+            return step
+        try:
+            batches = self._cut(step, flow)
+        except UnsplittableBatch as error:
+            flow.returned(step)
+            for rank in self._world.waiting():
+                self._refuse(rank, str(error), "UnsplittableBatch")
+            return None
+        opened = self._open[step.step] = _Open(step=step, batches=batches)
+        self._note(
+            "composed",
+            step=step.step,
+            version=step.version,
+            groups=step.names,
+            ranks=[assignment(step, batch) for batch in batches],
+        )
+        for member in self._world.members.values():
+            for handout in batches[member.hello.dp_rank].records:
+                table.lease(handout.sequence, member.number)
+        return opened
+
+    def _cut(self, step: Step, flow: Flow) -> list[Batch]:
+        """Each rank's part; where remainders are carried over, the step loses the groups that make one."""
+        terms = Terms(
+            dp_size=self._world.dp_size,
+            max_tokens_per_micro_batch=self._config.trainer.max_tokens_per_micro_batch,
+            oldest_allowed=flow.version - flow.rules.staleness if flow.rules.policy == "mask" else None,
+            recording=flow.recording,
+        )
+        if self._config.trainer.remainder == "carry":
+            names = remainder(step, terms, flow.may_carry(step))
+            if names:
+                flow.carry(step, names)
+                self._note("carried", step=step.step, groups=names)
+        return cut(step, terms)
+
+    def end_reason(self, flow: Flow) -> str:
+        """Why nothing comes after the last step."""
+        if flow.step >= self._config.rollout.num_steps:
+            return f"all {self._config.rollout.num_steps} steps of the run are trained (rollout.num_steps)"
+        return f"the data ended after {self._config.data.epochs} epochs (data.epochs)"
+
+    def _refuse(self, rank: Attachment, text: str, error: str = "HookStateError") -> None:
+        assert rank.waiting is not None
+        self._to_rank(rank, Refused(request=rank.waiting.request, error=error, text=text))
+        rank.waiting = None

@@ -1,0 +1,1 @@
+"""Batches, micro-batches and samples: read-only views of records."""

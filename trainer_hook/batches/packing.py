@@ -1,0 +1,122 @@
+"""Samples laid end to end, as variable-length attention kernels take them. Pure numpy; each is built once.
+
+In: samples of one micro-batch. Out: fresh arrays, which stay valid after the ring has moved on.
+
+Shapes: n samples, T tokens of all of them. Arrays over T speak of the token at their own position: what is
+compared with `logprobs[t]` is the model's output at t - 1.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer_hook.batches.sample import Sample
+
+
+class PackedArrays:
+    """The arrays of a micro-batch."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """[n] tokens of each sample"""
+        return np.array([s.prompt_length + s.response_length for s in self._samples], np.int32)
+
+    @cached_property
+    def cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """[n + 1] where each sample starts, and T"""
+        return np.concatenate([[0], np.cumsum(self.lengths)], dtype=np.int32)
+
+    @cached_property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """[T]"""
+        return np.concatenate([sample.arrays.tokens for sample in self._samples], dtype=np.int64)
+
+    @cached_property
+    def position_ids(self) -> npt.NDArray[np.int64]:
+        """[T] position of each token in its own sample"""
+        starts = self.cu_seqlens[:-1].astype(np.int64)
+        return np.arange(self.cu_seqlens[-1], dtype=np.int64) - np.repeat(starts, self.lengths)
+
+    @cached_property
+    def sample_ids(self) -> npt.NDArray[np.int64]:
+        """[T] sample of each token; `values[sample_ids]` spreads values of samples over tokens"""
+        return np.repeat(np.arange(len(self._samples), dtype=np.int64), self.lengths)
+
+    @cached_property
+    def loss_mask(self) -> npt.NDArray[np.float32]:
+        """[T] 1 where the token is trained on, 0 for prompts, fillers and tokens that are masked"""
+        return self._at_responses([sample.arrays.loss_mask for sample in self._samples])
+
+    @cached_property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """[T] log-probability under the policy that sampled the token, 0 at prompts"""
+        return self._at_responses([sample.arrays.logprobs for sample in self._samples])
+
+    def _at_responses(self, values: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.float32]:
+        out = np.zeros(self.cu_seqlens[-1], np.float32)
+        for end, response in zip(self.cu_seqlens[1:].tolist(), values, strict=True):
+            out[end - len(response) : end] = response
+        return out
+
+    @cached_property
+    def rewards(self) -> npt.NDArray[np.float32]:
+        """[n]"""
+        return np.array([sample.reward for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_mean(self) -> npt.NDArray[np.float32]:
+        """[n]"""
+        return np.array([sample.group_reward_mean for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_std(self) -> npt.NDArray[np.float32]:
+        """[n] ddof 1"""
+        return np.array([sample.group_reward_std for sample in self._samples], np.float32)
+
+    @cached_property
+    def group_reward_count(self) -> npt.NDArray[np.int64]:
+        """[n]"""
+        return np.array([sample.group_reward_count for sample in self._samples], np.int64)
+
+    def extra(self, name: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
+        """An extra column of all samples, or these rows of it, made without the others.
+
+        [T, ...] where it has rows for tokens, 0 where a token has none (a prompt's, or a sample's last);
+        [n, ...] where samples have one value each; [items, ...] where they have any number.
+
+        Raises:
+            ValueError: rows are asked for from the end to the start.
+        """
+        parts = [sample.arrays.extras[name] for sample in self._samples]
+        starts = self.cu_seqlens[:-1]
+        match self._samples[0].extra_axis(name):
+            case "N":
+                return np.stack(parts)[rows]
+            case "X":
+                return np.concatenate(parts)[rows]
+            case "R":
+                starts = self.cu_seqlens[1:] - np.array([len(part) for part in parts], np.int32)
+        return _strided(parts, starts.tolist(), range(int(self.cu_seqlens[-1]))[rows])
+
+    @cached_property
+    def num_loss_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
+
+
+def _strided(parts: Sequence[npt.NDArray[Any]], starts: Sequence[int], rows: range) -> npt.NDArray[Any]:
+    """Rows of an array that has each part at its start and 0 elsewhere."""
+    if rows.step < 1:
+        raise ValueError(f"rows of a column are taken from its start to its end, found a step of {rows.step}")
+    out = np.zeros((len(rows), *parts[0].shape[1:]), parts[0].dtype)
+    for start, part in zip(starts, parts, strict=True):
+        first = max(0, -(-(start - rows.start) // rows.step))
+        last = min(len(rows), -(-(start + len(part) - rows.start) // rows.step))
+        if first < last:
+            out[first:last] = part[rows[first] - start : rows[last - 1] - start + 1 : rows.step]
+    return out

@@ -1,0 +1,1 @@
+"""The calls of the hook: steps, updates, evaluations, checkpoints."""

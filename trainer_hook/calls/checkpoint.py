@@ -1,0 +1,168 @@
+"""The run's part of a trainer's checkpoint, from the side of one rank.
+
+In: the hub's state, the ring, the file with the tokens of running samples. Out: plain numbers, text and
+lists, to be saved with the model; and back.
+
+Invariant: all leases for copying end with the call, whatever happens in it.
+"""
+
+import base64
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shm.reader import RingReader
+from shm.words import Descriptor
+from trainer_hook import messages as m
+from trainer_hook.calls.kept import KeptArray, KeptGroup, KeptRecord, index_of, pack, unpack
+from trainer_hook.errors import HookStateError
+from trainer_hook.record import schema_fingerprint
+from trainer_hook.session.session import Session
+
+log = logging.getLogger("trainer_hook")
+
+KEPT = "kept"
+"""Key of what a state holds of unfinished groups: a block of `trainer_hook.calls.kept` in base64, because
+text and numbers survive every checkpoint format."""
+
+
+class Checkpoints:
+    """Takes and loads states."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        spool_dir: str,
+        limit_bytes: int,
+        leads: bool,
+        attach: int,
+        node: tuple[int, int],
+    ) -> None:
+        """
+        Args:
+            spool_dir: where files for the hub go; empty: it takes none.
+            leads: this rank's checkpoint is the one that counts.
+            attach: number of this attachment, for names of files.
+            node: (number, how many there are), each with a state of its own.
+        """
+        self._session = session
+        self._spool_dir = spool_dir
+        self._limit_bytes = limit_bytes
+        self._leads = leads
+        self._node, self._num_nodes = node
+        self._names = (f"kept-{attach}-{number}" for number in itertools.count())
+
+    def take(self, *, payload: bool, interrupt: bool) -> dict[str, Any]:
+        """The state between two steps."""
+        session = self._session
+        with session.call():
+            taken = session.ask(
+                m.TakeState,
+                waits_for="the state of the run",
+                timeout_s=session.wait_timeout_s,
+                payload=payload,
+                interrupt=interrupt,
+            )
+            assert isinstance(taken, m.StateTaken)
+            try:
+                kept = self._keep(taken)
+            finally:
+                sequences = [commit.sequence for commit in taken.records]
+                session.connection.post(m.StateCopied(snapshot=taken.snapshot, sequences=sequences))
+        state: dict[str, Any] = msgspec.to_builtins(taken.state)
+        state |= {KEPT: kept}
+        return state if self._num_nodes == 1 else {self._key: state}
+
+    def load(self, state: dict[str, Any] | None) -> Any:
+        """Give the run a state; where it stands then."""
+        if state is not None and self._num_nodes > 1:
+            state = self._part_of(state)
+        request: dict[str, Any] = {"state": state}
+        if state is not None and KEPT in state:
+            kept = state[KEPT]
+            request["state"] = {name: value for name, value in state.items() if name != KEPT}
+            if kept and self._leads and self._spool_dir:
+                request |= self._hand_over(kept)
+        return self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, **request)
+
+    @property
+    def _key(self) -> str:
+        return f"node{self._node}"
+
+    def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This node's part of a state."""
+        if self._key not in state:
+            raise HookStateError(
+                f"a state must have the part of each node of the job; this is node {self._node} of "
+                f"{self._num_nodes}, found {sorted(state)}: save and load the state on every node"
+            )
+        part: dict[str, Any] = state[self._key]
+        return part
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    def _keep(self, taken: m.StateTaken) -> str:
+        """What is kept of unfinished groups: finished ones first, then those under way."""
+        groups = itertools.chain(self._records(taken), _partials(taken.partials_path))
+        block = pack(groups, limit_bytes=self._limit_bytes)
+        num_left_out = block.num_left_out + taken.num_left_out
+        if num_left_out:
+            log.warning(
+                "checkpoint_bounded num_kept=%d num_left_out=%d bytes=%d: groups left out start anew where "
+                "it is loaded; trainer.checkpoint_bytes is the bound",
+                block.num_groups,
+                num_left_out,
+                len(block.data),
+            )
+        return base64.b64encode(block.data).decode() if block.num_groups else ""
+
+    def _records(self, taken: m.StateTaken) -> Iterator[KeptGroup]:
+        schema = schema_fingerprint(self._session.columns)
+        for commit in taken.records:
+            arrays, head = _copy(self._session.reader, commit)
+            kept = KeptRecord(schema=schema, head=head, arrays=arrays, commit=commit)
+            yield KeptGroup.of(commit.group, kept)
+
+    # --- loading ----------------------------------------------------------------------------------
+
+    def _hand_over(self, kept: Any) -> dict[str, Any]:
+        """Write the block to where the generator can read it; what the hub must know of it."""
+        try:
+            block = base64.b64decode(kept, validate=True)
+        except (TypeError, ValueError) as error:
+            raise HookStateError(
+                f'the "{KEPT}" of a state must be the text that hook.state_dict() gave, found {kept!r:.40}: '
+                "load the state without it"
+            ) from error
+        entries = index_of(block)
+        path = Path(self._spool_dir, next(self._names))
+        try:
+            path.write_bytes(block)
+        except OSError as error:
+            log.warning("kept_groups_start_anew num=%d error=%s", len(entries), error)
+            path.unlink(missing_ok=True)
+            return {}
+        return {"kept_path": str(path), "kept": entries}
+
+
+def _copy(reader: RingReader, commit: m.Commit) -> tuple[list[KeptArray], bytes]:
+    descriptor = Descriptor(commit.incarnation, commit.sequence, commit.position, commit.length)
+    with reader.open(descriptor) as record:
+        return [KeptArray.of(array) for array in record.arrays], record.head
+
+
+def _partials(path: str) -> Iterator[KeptGroup]:
+    """What the generator wrote; nothing where it could not."""
+    if not path:
+        return
+    try:
+        block = Path(path).read_bytes()
+    except OSError as error:
+        log.info("no_partials error=%s", error)
+        return
+    yield from unpack(block)

@@ -1,0 +1,185 @@
+"""Weight updates, from the side of one rank.
+
+| a rank waits | until |
+|---|---|
+| on entering the block | all ranks have entered |
+| in `pause` (the leader) | the engines stand still |
+| on leaving the block | all ranks have left and every engine has confirmed the version |
+
+Invariant: a block that raises publishes nothing. The engines stand still from `pause`, or from a push without
+files, to the end of the block; else only while they load.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer_hook import messages as m
+from trainer_hook.errors import HookStateError, WeightUpdateFailed
+from trainer_hook.session.session import Session
+from trainer_hook.session.sharing import Sharing
+from trainer_hook.session.stopwatch import Stopwatch
+from trainer_hook.weights.pushing import Pushed, Pusher
+
+
+class WeightUpdate:
+    """The version to be published, and ways to get its weights to the engines."""
+
+    def __init__(self, begun: m.UpdateBegun, *, pusher: Pusher, pause_engines: Callable[[], None]) -> None:
+        self._begun = begun
+        self._pusher = pusher
+        self._pause_engines = pause_engines
+        self._is_open = True
+        self._pushed = Pushed()
+        self.version: int = begun.version
+        """The version that this update publishes."""
+        self.path = Path(begun.path)
+        """Empty folder; the engines load from it if `push` writes files."""
+        self.is_leader: bool = begun.leader
+        """Whether this rank writes files and speaks for the others."""
+
+    def push(self, source: Any, *, via: str | None = None, bucket_bytes: int | None = None) -> None:
+        """Hand over the weights of a model or a state dict; the leader sends them to the engines.
+
+        Every rank calls it, since sharded (FSDP2) weights are gathered by all of them, bucket by bucket.
+
+        | via | how | engines stand still |
+        |---|---|---|
+        | `"disk"` | the leader writes safetensors files, every engine loads them | while they load |
+        | `"tensor"` | inside of HTTP requests, a bucket each | from here to the end of the block |
+        | `"distributed"` | by broadcasts in a group with all engines (NCCL; gloo on a CPU) | the same |
+
+        When engines are lost in the middle, it goes on to the others. One that missed weights gets no request
+        until it has the current ones: from the files, or, where there are none, by the next update.
+
+        Args:
+            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the
+                path of a folder where the leader has written safetensors files itself. A folder other than
+                `path` stays yours, and must stay until the next version is published.
+            via: None: as `trainer.publish` says.
+            bucket_bytes: None: as `trainer.bucket_bytes` says.
+
+        Raises:
+            PublishFailed: the leader could not write files.
+            WeightUpdateFailed: no engine took the weights, in several tries.
+        """
+        self._must_be_open("push")
+        if isinstance(source, str | Path):
+            self._pushed = Pushed(path=Path(source).resolve())
+            return
+        self._pushed = self._pusher.push(source, self._begun, via=via, bucket_bytes=bucket_bytes)
+
+    def pause(self) -> None:
+        """Have the engines stand still until the block ends, to push by hand; the leader's call does it.
+
+        Raises:
+            Stalled: an engine did not stop in time.
+        """
+        self._must_be_open("pause")
+        if self.is_leader:
+            self._pause_engines()
+
+    def end(self) -> Pushed:
+        """Close the body; what the engines are to make of it. Called by the hook."""
+        self._is_open = False
+        return self._pushed if self.is_leader else Pushed()
+
+    def _must_be_open(self, what: str) -> None:
+        if not self._is_open:
+            raise HookStateError(
+                f"update.{what}() must be called inside its `with hook.update_weights()` block"
+            )
+
+
+class Updating:
+    """The version that this rank knows, and how it gets to the next one."""
+
+    def __init__(self, session: Session, time: Stopwatch, *, pusher: Pusher, version: int) -> None:
+        self.version = version
+        self.pusher = pusher
+        self._session = session
+        self._time = time
+        self._update: WeightUpdate | None = None
+        self.sharing: Sharing | None = None
+        """Set where nodes share engines."""
+
+    def enter(self) -> WeightUpdate:
+        """Wait for all ranks to enter."""
+        with self._session.call(outside=True), self._time.updating():
+            begun = self._begin() if self.sharing is None else self._begin_with_all(self.sharing)
+            self._update = WeightUpdate(begun, pusher=self.pusher, pause_engines=self._pause)
+            self._session.inside = f"the weight update to version {self._update.version}"
+            return self._update
+
+    def leave(self, error: BaseException | None) -> None:
+        """Publish and wait for the engines; or cancel, when the block raised."""
+        with self._session.leaving() as can_report, self._time.updating():
+            update, self._update = self._update, None
+            if update is None:
+                return
+            pushed = update.end()
+            if self.sharing is not None and can_report:
+                self.sharing.leave(
+                    error,
+                    publish=lambda: self._publish(update, pushed),
+                    cancel=lambda: self._cancel(error or WeightUpdateFailed("another node's part failed")),
+                )
+            elif error is not None and can_report:
+                self._cancel(error)
+            elif error is None and can_report:
+                self._publish(update, pushed)
+
+    def _begin(self) -> m.UpdateBegun:
+        connection = self._session.connection
+        request = m.UpdateEnter(request=connection.next_number())
+        connection.begin(request)
+        try:
+            begun = connection.wait(
+                request.request,
+                timeout_s=self._session.wait_timeout_s,
+                waits_for=f"{self._session.name} waits for all ranks to enter update_weights",
+            )
+        except BaseException as error:
+            if connection.is_pending(request.request):
+                connection.forget(request.request)
+                self._cancel(error)
+            raise
+        assert isinstance(begun, m.UpdateBegun)
+        return begun
+
+    def _begin_with_all(self, sharing: Sharing) -> m.UpdateBegun:
+        sharing.settle()
+        begun = self._begin()
+        try:
+            return sharing.enter(begun)
+        except BaseException as error:
+            self._cancel(error)
+            raise
+
+    def _pause(self) -> None:
+        with self._session.call():
+            self._session.ask(
+                m.UpdatePause,
+                waits_for="the engines to stand still",
+                timeout_s=self._session.wait_timeout_s,
+            )
+
+    def _publish(self, update: WeightUpdate, pushed: Pushed) -> None:
+        done = self._session.ask(
+            m.UpdatePublish,
+            waits_for=f"all ranks and engines to take version {update.version}",
+            timeout_s=self._session.wait_timeout_s,
+            leader=update.is_leader,
+            path=None if pushed.path is None else str(pushed.path),
+            changed=None if pushed.changed is None else str(pushed.changed),
+            is_streamed=pushed.is_streamed,
+            version=update.version if self.sharing is not None else None,
+        )
+        assert isinstance(done, m.UpdateDone)
+        self.version = done.version
+        self._time.bubble_s += done.bubble_s
+
+    def _cancel(self, error: BaseException) -> None:
+        connection = self._session.connection
+        text = f"{type(error).__name__}: {error}"
+        connection.post(m.UpdateCancel(request=connection.next_number(), text=text))

@@ -1,0 +1,1 @@
+"""The connection of a rank to its hub, and of ranks to each other."""

@@ -1,0 +1,112 @@
+"""Engines that several nodes share, from the side of a rank: one run gives them weights, all must hear.
+
+| collective | when | brings |
+|---|---|---|
+| `settle` | before the first batch or update, and after a load | the leader's lineage and version to all |
+| `enter` | on entering an update | the version; every follower's generator is prepared |
+| `leave` | on leaving it | the leader publishes first, then the followers take it over |
+
+Invariant: a step is taken by all nodes or by none: each collective carries whether it went well everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from trainer_hook import messages as m
+from trainer_hook.errors import HookError, WeightUpdateFailed
+from trainer_hook.session.nodes import Nodes
+from trainer_hook.session.session import Session
+
+
+class Sharing:
+    """This rank's part in what the nodes agree on."""
+
+    def __init__(self, session: Session, nodes: Nodes, *, leads: bool, speaks: bool) -> None:
+        """
+        Args:
+            leads: this node's run gives the engines their weights.
+            speaks: this rank is the first of its node.
+        """
+        self._session = session
+        self._nodes = nodes
+        self._leads = leads
+        self._speaks = speaks
+        self._is_settled = False
+        self.lineage = ""
+        """The leader's; empty before it is known."""
+
+    def unsettle(self) -> None:
+        """A checkpoint was loaded: lineages are new."""
+        self._is_settled = False
+
+    def settle(self) -> None:
+        """Have all runs count in the leader's lineage."""
+        if self._is_settled:
+            return
+        told = [0.0, 0.0, 0.0, 0.0]
+        if self._leads and self._speaks:
+            found = self._ask(m.TellWeights, "the generator that leads to be ready").value
+            told = [1.0, float(int(found["lineage"], 16)), float(found["version"]), float(found["pending"])]
+        _, number, version, pending = max(self._nodes.exchange(told))
+        self.lineage = f"{int(number):08x}"
+        if self._speaks and not self._leads:
+            self._ask(
+                m.FollowWeights,
+                "the hub to go by the leader's weights",
+                lineage=self.lineage,
+                version=int(version),
+                pending=bool(pending),
+            )
+        self._is_settled = True
+
+    def enter(self, begun: m.UpdateBegun) -> m.UpdateBegun:
+        """The update as the leader numbers it; it writes weights on the leader's first rank alone."""
+        mine = float(begun.version) if self._leads and self._speaks else -1.0
+        (version,) = max(self._nodes.exchange([mine]))
+        failure = None
+        if self._speaks and not self._leads:
+            try:
+                self._ask(m.UpdatePause, "the generator to be prepared for new weights")
+            except HookError as error:
+                failure = error
+        self._all_well(failure)
+        return msgspec.structs.replace(begun, version=int(version), leader=begun.leader and self._leads)
+
+    def leave(
+        self, error: BaseException | None, publish: Callable[[], None], cancel: Callable[[], None]
+    ) -> None:
+        """Publish on the node that leads, then on the others; or on none of them."""
+        try:
+            self._all_well(error)
+            failure = self._publish(publish) if self._leads else None
+            self._all_well(failure)
+        except BaseException:
+            cancel()
+            if error is None:
+                raise
+            return
+        if not self._leads:
+            publish()
+
+    def _publish(self, publish: Callable[[], None]) -> HookError | None:
+        try:
+            publish()
+        except HookError as error:
+            return error
+        return None
+
+    def _all_well(self, failure: BaseException | None) -> None:
+        """Raises on every rank when something went wrong on any."""
+        rows = self._nodes.exchange([0.0 if failure is None else 1.0])
+        if failure is not None:
+            raise failure
+        if any(row[0] for row in rows):
+            raise WeightUpdateFailed(
+                "all nodes that share engines must take an update together, and it went wrong on another "
+                "one; see the error there"
+            )
+
+    def _ask(self, kind: Any, waits_for: str, **fields: Any) -> Any:
+        return self._session.ask(kind, waits_for=waits_for, timeout_s=self._session.wait_timeout_s, **fields)

@@ -1,0 +1,1 @@
+"""New weights on their way from the trainer: files, HTTP or torch.distributed."""
