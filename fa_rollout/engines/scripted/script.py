@@ -73,6 +73,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Cut the connection, without a byte or after half of the answer."""
     silent: bool = False
     """Never answer."""
+    is_done: bool = False
+    """A control call is carried out all the same; only its answer is as said above."""
     abort_after: int | None = None
     """The engine aborts the request by itself after so many tokens; at 0 without log-probability keys."""
     finish: dict[str, Any] | None = None
@@ -102,6 +104,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     experts: tuple[int, int] | None = None
     """(layers, experts of a token) of a model that routes; told when a request asks for them."""
     model_path: str = "scripted"
+    tokenizer_path: str | None = None
+    """None: the first `model_path`."""
     weight_version: str = "default"
     lengths: Lengths = Lengths()
     max_running: int = 1 << 20

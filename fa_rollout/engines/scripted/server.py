@@ -45,6 +45,7 @@ class EngineServer:
         self.recorded: deque[Recorded] = deque(maxlen=_RECORDED)
         self._is_healthy = True
         self.core = Core(script, self._deliver)
+        self._first_path = script.model_path
         self._streams = Streams(self.core)
         self.configure(script)
         render.warm(script.vocab_size, script.weight_version)
@@ -112,6 +113,8 @@ class EngineServer:
             detail, status = ("Method Not Allowed", 405) if is_known else ("Not Found", 404)
             exchange.send_json({"detail": detail}, status)
             return
+        if rule is not None and rule.is_done:
+            route(exchange.unanswered(), body)
         self._obey(rule, exchange, lambda: route(exchange, body))
 
     def _record(
@@ -224,7 +227,7 @@ class EngineServer:
         exchange.send_json(
             {
                 "model_path": self.script.model_path,
-                "tokenizer_path": self.script.model_path,
+                "tokenizer_path": self.script.tokenizer_path or self._first_path,
                 "is_generation": True,
                 "weight_version": self.core.label,
                 "model_type": "llama",

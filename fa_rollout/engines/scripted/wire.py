@@ -80,6 +80,12 @@ class Exchange:
         if self._close():
             self._connection.drop(abruptly=True)
 
+    def unanswered(self) -> "Exchange":
+        """The same request, whose answer goes nowhere."""
+        twin = Exchange(self._connection, self.method, f"{self.path}?{self.query}", self.headers, self.body)
+        twin.is_open = False
+        return twin
+
     def begin_stream(self) -> None:
         """Head of an event stream."""
         if self.is_open:
