@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from glob import glob
@@ -20,7 +20,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fa_rollout.config import Config, Evaluation, Metrics
+from fa_rollout.config import Config, ConfigError, Evaluation, Metrics
+from fa_rollout.data.chat import ChatTemplates
+from fa_rollout.data.row import listed
 from fa_rollout.dotted import is_url
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
@@ -67,6 +69,7 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
         *check_data(config.data.path),
         *_check_evaluation(config.evaluation),
         *check_model(config.engine.model, config.engine.tokenizer, embedded=_starts_embedded(config)),
+        *check_template(config.data.chat_template_kwargs, config.engine.tokenizer or config.engine.model),
         *check_launch(config),
         *check_metrics(config.metrics),
         *check_output(config.run.output_dir),
@@ -199,6 +202,27 @@ def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> 
     if folder is not None and not (Path(folder) / "tokenizer.json").is_file():
         findings.append(_model_error(key, folder, "tokenizer.json"))
     return findings
+
+
+def check_template(kwargs: Iterable[str], folder: str | None) -> list[Finding]:
+    """Variables for the chat template should be ones that it uses."""
+    if not kwargs or folder is None:
+        return []
+    try:
+        templates = ChatTemplates.in_folder(Path(folder).expanduser())
+    except ConfigError as error:
+        return [_error("template", str(error), "repair the tokenizer's files, or give another folder")]
+    unused = templates.unused(kwargs)
+    if not unused:
+        return []
+    return [
+        Finding(
+            severity=Severity.WARNING,
+            check="template",
+            text=f"the chat template in {folder} does not use {listed(unused)} of data.chat_template_kwargs",
+            fix="check the spelling against the template, or remove the key",
+        )
+    ]
 
 
 def check_metrics(metrics: Metrics) -> list[Finding]:

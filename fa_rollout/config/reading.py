@@ -1,12 +1,13 @@
 """A configuration from TOML or nested tables, checked whole before anything starts."""
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from fa_rollout.config.sections import Config, Engine, Launch, Sampling
+from fa_rollout.config.sections import Config, Data, Engine, Launch, Sampling
 from fa_rollout.misspelt import explained
 from fa_rollout.quantities import QuantityError, with_plain_quantities
 from shm.errors import FaRolloutError
@@ -32,6 +33,7 @@ def from_dict(tree: dict[str, Any]) -> Config:
     if config.data.shard >= config.data.num_shards:
         found = f"{config.data.shard} of {config.data.num_shards}"
         raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
+    _check_template(config.data)
     if config.metrics.interval_s < 0.1:
         raise ConfigError(f"metrics.interval_s must be 0.1 s or more, found {config.metrics.interval_s:g}")
     if config.engine.shared and (not config.engine.urls or config.data.num_shards == 1):
@@ -42,6 +44,28 @@ def from_dict(tree: dict[str, Any]) -> Config:
     _check_columns(config.record.columns)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config
+
+
+RESERVED_TEMPLATE_NAMES = ("messages", "tools", "add_generation_prompt")
+"""Variables of a chat template that are filled in for each prompt."""
+
+
+def reserved_template_name(values: Iterable[str]) -> str | None:
+    """The first of these names that would hide what a chat template is given for each prompt."""
+    return next((name for name in values if name in RESERVED_TEMPLATE_NAMES), None)
+
+
+def _check_template(data: Data) -> None:
+    if reserved := reserved_template_name(data.chat_template_kwargs):
+        raise ConfigError(
+            f"data.chat_template_kwargs must not contain {reserved!r}, which is filled in for each prompt"
+        )
+    used = data.chat_template_kwargs or data.chat_template_kwargs_key
+    if data.chat_template is False and used:
+        raise ConfigError(
+            "data.chat_template_kwargs and data.chat_template_kwargs_key need the chat template, found "
+            "data.chat_template = false; leave one of them out"
+        )
 
 
 def _check_engines(engine: Engine, launch: Launch) -> None:

@@ -33,6 +33,11 @@ class Data(_Section):
     tools_key: str | None = None
     chat_template: bool | None = None
     """Apply the tokenizer's chat template to text prompts too; None: only to message lists."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the chat template, such as `{ enable_thinking = false }`."""
+    chat_template_kwargs_key: str | None = None
+    """Column with such variables for one row (an object, or JSON text of one); they override
+    `chat_template_kwargs`."""
     shuffle: bool = True
     seed: int = 0
     epochs: Positive | None = None
@@ -44,6 +49,12 @@ class Data(_Section):
     max_prompt_tokens: Positive | None = None
     """Longer prompts are recorded as failed, never cut."""
     on_bad_row: Literal["error", "skip"] = "error"
+
+    @property
+    def column_keys(self) -> set[str]:
+        """Columns that have a use of their own; all others can only be metadata."""
+        keys = (self.prompt_key, self.label_key, self.tools_key, self.chat_template_kwargs_key)
+        return {key for key in keys if key is not None}
 
 
 class Sampling(_Section):

@@ -5,12 +5,14 @@ Jinja's immutable sandbox and sees plain JSON values alone.
 """
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -77,9 +79,11 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         environment = _environment()
         self._templates = {}
+        self._mentioned: set[str] = set()
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
+                self._mentioned |= jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 raise ConfigError(
                     f"the chat template {name!r} of the tokenizer is not valid: {error}"
@@ -94,23 +98,44 @@ class ChatTemplates:
         sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
         return cls(sources or _from_config(config.get("chat_template")), special_tokens)
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    @classmethod
+    def in_folder(cls, folder: Path) -> "ChatTemplates":
+        """The templates alone, without the special tokens that rendering needs."""
+        return cls.load(folder, read_json(folder / "tokenizer_config.json"), {})
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
+    ) -> str:
         """The text of a chat, up to where the assistant's next turn begins.
+
+        Keys of a message that are null are left out, as transformers leaves them out; nulls below them stay.
+
+        Args:
+            kwargs: further variables of the template, such as `enable_thinking`.
 
         Raises:
             ConfigError: the tokenizer has no template.
             PromptError: the template refuses these messages.
         """
         template = self._pick(tools)
-        chat = [_without_nulls(message) for message in messages]
-        variables: dict[str, Any] = {**self._special_tokens, "messages": chat, "tools": tools}
+        variables = {
+            "documents": None,
+            **self._special_tokens,
+            **kwargs,
+            "messages": messages,
+            "tools": tools,
+        }
         try:
-            return template.render(documents=None, add_generation_prompt=True, **variables)
+            return template.render(**variables, add_generation_prompt=True)
         # A template is a program of its own and can fail in any way on a message it was not made for.
         except Exception as error:
             raise PromptError(
                 f"the chat template cannot render this prompt: {type(error).__name__}: {error}"
             ) from error
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Those of these variables that no template mentions: a slip of the pen, in most cases."""
+        return sorted(set(names) - self._mentioned)
 
     def _pick(self, tools: list[dict[str, Any]] | None) -> jinja2.Template:
         if tools is not None and "tool_use" in self._templates:
@@ -124,20 +149,22 @@ class ChatTemplates:
         )
 
 
-def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without the keys that Parquet fills with null where others have them, in its parts too.
-
-    Templates would print them as "None", and take a part of text that has a key `image` for an image.
-    """
-    kept = {key: value for key, value in message.items() if value is not None}
-    if isinstance(content := kept.get("content"), list):
-        kept["content"] = [_without_nulls(part) if isinstance(part, dict) else part for part in content]
-    return kept
-
-
 def _from_config(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value}
     return dict(value or {})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file beside a tokenizer; empty where there is none. Raises ConfigError where it is not JSON."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{path} must be JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must be a JSON object, found {type(tree).__name__}")
+    return tree

@@ -1,9 +1,10 @@
 """Rows of a Parquet file: the table stays in Arrow's memory, a row becomes Python values when asked for.
 
-Arrow's own conversion is used, never pandas' or numpy's: lists come out as lists, structs as dicts, bools as
-bools, at any depth, since chat templates test them for truth.
+Arrow's own conversion is used, never pandas' or numpy's: lists come out as lists, structs as dicts (without
+the nulls that pad them), bools as bools, at any depth, since chat templates test them for truth.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,16 @@ import numpy as np
 
 from fa_rollout import config
 from fa_rollout.config import ConfigError
+from fa_rollout.data.arrow import cleaner, holds_times
 from fa_rollout.data.row import BadRow, listed, row_from
 
 if TYPE_CHECKING:
     import pyarrow
+
+logger = logging.getLogger(__name__)
+
+_NOT_FOR_PYTHON = (ValueError, OverflowError, KeyError)
+"""What Arrow raises for text that is not UTF-8, for a year beyond 9999, and for a time zone of no name."""
 
 
 class ParquetFile:
@@ -27,16 +34,21 @@ class ParquetFile:
         self._table = _read(path, data)
         self.keys = set(self._table.column_names)
         """The columns that are used."""
+        self._cleaners = {field.name: cleaner(field.type) for field in self._table.schema}
+        self._asked = self.keys & {*data.column_keys, *(data.metadata_keys or ())}
+        self._left_out: set[str] = set()
+        """Columns that nobody asked for, and that Python cannot hold in some row."""
         is_valid = _is_valid(self._table)
-        bad, checked = {}, self.keys & {data.prompt_key, data.tools_key} if is_valid else self.keys
+        bad, checked = {}, self._asked & {data.prompt_key, data.tools_key, data.chat_template_kwargs_key}
         for index in self._suspects(data) if is_valid else range(self._table.num_rows):
             try:
-                row_from(self._decode(index, checked), data)
+                row_from(self._decode(index, checked if is_valid else self._asked), data)
             except BadRow as error:
                 bad[index] = str(error)
-            except UnicodeDecodeError as error:
-                bad[index] = f"text must be UTF-8: {error}"
-        for index, reason in bad.items():
+        for name in self._asked - checked:
+            if holds_times(self._table.schema.field(name).type):
+                bad |= self._unholdable(name)
+        for index, reason in sorted(bad.items()):
             on_bad(f"{path}: row {index}", reason)
         self._good = np.delete(np.arange(self._table.num_rows), list(bad)) if bad else None
 
@@ -46,7 +58,7 @@ class ParquetFile:
         import pyarrow.compute as pc
 
         column, everything = self._table.column(data.prompt_key), range(self._table.num_rows)
-        if data.tools_key in self.keys:
+        if {data.tools_key, data.chat_template_kwargs_key} & self.keys or holds_times(column.type):
             return everything
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             size = pc.binary_length(column)
@@ -59,8 +71,46 @@ class ParquetFile:
         doubtful = pc.or_kleene(pc.is_null(column), pc.equal(size, 0))
         return [int(index) for index in np.flatnonzero(doubtful.to_numpy())]
 
+    def _unholdable(self, name: str) -> dict[int, str]:
+        """By row, why Python cannot hold the column's value."""
+        column, bad = self._table.column(name), {}
+        try:
+            column.to_pylist(maps_as_pydicts="lossy")
+        except _NOT_FOR_PYTHON:
+            for index in range(len(column)):
+                try:
+                    self._value(name, index)
+                except BadRow as error:
+                    bad[index] = str(error)
+        return bad
+
     def _decode(self, index: int, names: Iterable[str]) -> dict[str, Any]:
-        return {name: self._table.column(name)[index].as_py(maps_as_pydicts="lossy") for name in names}
+        values: dict[str, Any] = {}
+        for name in names:
+            try:
+                values[name] = self._value(name, index)
+            except BadRow as error:
+                if name in self._asked:
+                    raise
+                self._leave_out(name, index, error)
+        return values
+
+    def _value(self, name: str, index: int) -> Any:
+        """One value. Raises BadRow where it cannot be one of Python's."""
+        try:
+            value = self._table.column(name)[index].as_py(maps_as_pydicts="lossy")
+        except UnicodeDecodeError as error:
+            raise BadRow(f"column {name!r}: text must be UTF-8: {error}") from None
+        except _NOT_FOR_PYTHON as error:
+            kind = self._table.schema.field(name).type
+            raise BadRow(f"column {name!r} ({kind}) must hold values that Python can hold: {error}") from None
+        clean = self._cleaners[name]
+        return value if clean is None else clean(value)
+
+    def _leave_out(self, name: str, index: int, error: BadRow) -> None:
+        if name not in self._left_out:
+            self._left_out.add(name)
+            logger.warning("value left out of metadata file=%s row=%d reason=%s", self.path, index, error)
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +144,7 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
                     f"{listed(names)}"
                 )
             metadata_keys = names if data.metadata_keys is None else data.metadata_keys
-            wanted = {data.prompt_key, data.label_key, data.tools_key, *metadata_keys}
+            wanted = {*data.column_keys, *metadata_keys}
             return _in_microseconds(file.read(columns=[name for name in names if name in wanted]))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path} must be a Parquet file: {error}") from error

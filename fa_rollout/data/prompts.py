@@ -135,6 +135,7 @@ def _check_keys(files: list[JsonlFile | ParquetFile], data: config.Data) -> None
     """A key that no row has is a slip of the pen; only the default label key may be absent."""
     found = set().union(*(file.keys for file in files))
     named = [("data.tools_key", data.tools_key)]
+    named.append(("data.chat_template_kwargs_key", data.chat_template_kwargs_key))
     named += [("data.metadata_keys", key) for key in data.metadata_keys or []]
     if data.label_key != "label":
         named.append(("data.label_key", data.label_key))

@@ -4,12 +4,13 @@ In: the decoded columns of a row, as plain Python values. Out: a `Row`, or a `Ba
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from fa_rollout import config
+from fa_rollout.config import reserved_template_name
 
 Prompt = str | list[dict[str, Any]]
 
@@ -28,22 +29,26 @@ class Row:
     """As in the file: its type is kept. None where the row has none."""
     metadata: dict[str, Any]
     tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables for the chat template: those of the configuration, overridden by the row's own."""
 
 
 def row_from(values: dict[str, Any], data: config.Data) -> Row:
-    """Sort a row's columns into prompt, label, tools and metadata.
+    """Sort a row's columns into prompt, label, tools, template variables and metadata.
 
     Raises:
         BadRow: the row cannot be used.
     """
     prompt = checked_prompt(values, data.prompt_key)
-    taken = {data.prompt_key, data.label_key, data.tools_key}
+    taken = data.column_keys
     names = [k for k in values if k not in taken] if data.metadata_keys is None else data.metadata_keys
+    own = values.get(data.chat_template_kwargs_key) if data.chat_template_kwargs_key else None
     return Row(
         prompt=prompt,
         label=values.get(data.label_key) if data.label_key else None,
         metadata={name: values[name] for name in names if name in values},
         tools=_tools(values.get(data.tools_key)) if data.tools_key else None,
+        chat_template_kwargs=data.chat_template_kwargs | _template_kwargs(own),
     )
 
 
@@ -75,14 +80,33 @@ def check_numbers(row: Row) -> None:
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Tool schemas; JSON text too, the usual way to keep unlike schemas in one Parquet column."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise BadRow(f"tools given as text must be JSON: {error}") from None
+    value = _from_json("tools", value)
     if value is None or (isinstance(value, list) and all(isinstance(tool, dict) for tool in value)):
         return value
     raise BadRow(f"tools must be a list of objects, found {_kind(value)}")
+
+
+def _template_kwargs(value: Any) -> dict[str, Any]:
+    """A row's variables for the chat template."""
+    value = _from_json("chat template variables", value)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRow(f"chat template variables must be an object, found {_kind(value)}")
+    if reserved := reserved_template_name(value):
+        raise BadRow(
+            f"chat template variables must not contain {reserved!r}, which is filled in for each prompt"
+        )
+    return value
+
+
+def _from_json(what: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise BadRow(f"{what} given as text must be JSON: {error}") from None
 
 
 def listed(names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ In: a folder with `tokenizer.json` and its companions. Out: prompt ids, decoded 
 completion; equal to what `transformers` makes of the same folder.
 """
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tokenizers
 
 from fa_rollout.config import ConfigError
-from fa_rollout.data.chat import ChatTemplates, PromptError
+from fa_rollout.data.chat import ChatTemplates, PromptError, read_json
 from fa_rollout.data.row import Row
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -55,7 +55,7 @@ class Tokenizer:
             ) from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         special = _special_tokens(folder, config)
         _add_tokens(backend, config, special)
         return cls(backend, ChatTemplates.load(folder, config, special), _eos_ids(folder, backend, special))
@@ -79,7 +79,12 @@ class Tokenizer:
                 "leave it out, or give prompts as text"
             )
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self._ids(self._templates.render(messages, row.tools), add_special_tokens=False)
+        text = self._templates.render(messages, row.tools, row.chat_template_kwargs)
+        return self._ids(text, add_special_tokens=False)
+
+    def unused_by_template(self, names: Iterable[str]) -> list[str]:
+        """Those of these variables that the chat template never mentions."""
+        return self._templates.unused(names)
 
     def encode(self, text: str) -> npt.NDArray[np.int32]:
         """Token ids of a piece of text such as tool output, [T], without special tokens around it."""
@@ -100,25 +105,13 @@ class Tokenizer:
         return self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ConfigError(f"{path} must be JSON: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must be a JSON object, found {type(tree).__name__}")
-    return tree
-
-
 def _text_of(token: Any) -> str | None:
     """A special token is written as text, or as an object that describes it."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    older = _read_json(folder / "special_tokens_map.json")
+    older = read_json(folder / "special_tokens_map.json")
     texts = {name: _text_of(config.get(name, older.get(name))) for name in _SPECIAL_TOKENS}
     return {name: text for name, text in texts.items() if text is not None}
 
@@ -136,9 +129,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
     """Every id that one of the model's files calls an end: engines stop at each of them."""
-    model = _read_json(folder / "config.json")
+    model = read_json(folder / "config.json")
     found: set[int | None] = set()
-    for tree in (model, model.get("text_config") or {}, _read_json(folder / "generation_config.json")):
+    for tree in (model, model.get("text_config") or {}, read_json(folder / "generation_config.json")):
         value = tree.get("eos_token_id")
         found.update(value if isinstance(value, list) else [value])
     if "eos_token" in special:

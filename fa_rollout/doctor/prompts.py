@@ -13,7 +13,7 @@ from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.chat import PromptError
 from fa_rollout.data.order import epoch_order
 from fa_rollout.data.prompts import PromptSource
-from fa_rollout.data.row import Row
+from fa_rollout.data.row import Row, listed
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor.outcome import Outcome, error, ok, warning
 
@@ -82,7 +82,21 @@ def prompts(
     if refused:
         text = f"{len(refused):,} prompts cannot be encoded and will be recorded as failed"
         outcomes.append(warning("prompts", text, "mend them, or leave them out", refused[:NUM_SHOWN]))
-    return [_first(first, tokenizer), *outcomes], first
+    return [_first(first, tokenizer), *_template(config, first, tokenizer), *outcomes], first
+
+
+def _template(config: Config, first: list[Prompt], tokenizer: Tokenizer) -> list[Outcome]:
+    """Variables that the chat template is given and does not use."""
+    names = {*config.data.chat_template_kwargs, *(name for p in first for name in p.row.chat_template_kwargs)}
+    if not names:
+        return []
+    if config.data.chat_template is None and all(isinstance(prompt.row.prompt, str) for prompt in first):
+        text = f"{listed(sorted(names))} have no effect: prompts are text, and no chat template is applied"
+        return [warning("template", text, "set data.chat_template = true, or give prompts as chat messages")]
+    if unused := tokenizer.unused_by_template(names):
+        text = f"the chat template does not use {listed(unused)} of data.chat_template_kwargs"
+        return [warning("template", text, "check the spelling against the tokenizer's chat template")]
+    return [ok("template", f"the chat template uses {listed(sorted(names))}")]
 
 
 def _first(found: list[Prompt], tokenizer: Tokenizer) -> Outcome:

@@ -220,7 +220,7 @@ def test_parquet_rows_are_plain_python_at_any_depth(tmp_path: Path) -> None:
     }
     source = opened(parquet(tmp_path / "a.parquet", rows), tools_key="tools")
     first, second = source.row(0), source.row(1)
-    assert (first.prompt, first.tools, first.label) == (CHAT, TOOLS, [1, 2])
+    assert (first.prompt, first.tools, first.label) == ([CHAT[0], {"role": "assistant"}], TOOLS, [1, 2])
     assert first.metadata == {"flags": {"a": {"b": [True, False]}}}
     assert first.metadata["flags"]["a"]["b"][0] is True
     assert (second.prompt, second.tools, second.label) == (CHAT[:1], None, [3])
@@ -315,14 +315,14 @@ def test_only_named_parquet_columns_are_read(tmp_path: Path) -> None:
     assert opened(path, metadata_keys=[])._files[0].keys == {"prompt", "label"}
 
 
-@pytest.mark.parametrize("name", ["prompt", "more"])
+@pytest.mark.parametrize("name", ["prompt", "label"])
 def test_text_of_parquet_that_is_no_utf8_makes_a_bad_row(tmp_path: Path, name: str) -> None:
     options = pc.CastOptions(target_type=pa.string(), allow_invalid_utf8=True)
     text = pc.cast(pa.array([b"a", b"\xff", b"c"], pa.binary()), options=options)
     path = parquet(
-        tmp_path / "a.parquet", {"prompt": ["x", "y", "z"], "more": ["a", "b", "c"]} | {name: text}
+        tmp_path / "a.parquet", {"prompt": ["x", "y", "z"], "label": ["a", "b", "c"]} | {name: text}
     )
-    with pytest.raises(ConfigError, match="row 1: text must be UTF-8"):
+    with pytest.raises(ConfigError, match=f"row 1: column '{name}': text must be UTF-8"):
         opened(path)
     assert len(opened(path, on_bad_row="skip")) == 2
 
@@ -367,3 +367,124 @@ def test_without_pyarrow_parquet_names_the_extra_and_jsonl_works(
     with pytest.raises(ConfigError, match=r"pip install 'fa-rollout\[parquet\]'"):
         opened(path)
     assert prompts(opened(tmp_path / "a.jsonl")) == ["x"]
+
+
+SCHEMAS = [
+    {
+        "name": "find",
+        "parameters": {
+            "properties": {
+                "at": {"type": "array", "item": {"type": "string"}},
+                "default": {"type": "string", "enum": ["a", None]},
+            }
+        },
+    },
+    {"name": "pick", "parameters": {"properties": {"at": {"type": "string", "default": None}}}},
+    {"name": "none", "parameters": {"properties": {}}, "const": None},
+]
+
+
+def test_parquets_padding_is_not_in_any_nested_value_and_nulls_that_mean_something_are(
+    tmp_path: Path,
+) -> None:
+    chats = [[{"role": "user", "content": "x"}], [{"role": "tool", "content": "y", "name": "pick"}]]
+    extra = [{"a": [{"x": 1}, {"y": [None, 2]}]}, {"b": None}]
+    rows = {"prompt": chats, "tools": [SCHEMAS[:1], SCHEMAS[1:]], "label": extra, "more": extra}
+    path = parquet(tmp_path / "a.parquet", rows)
+    source = opened(path, tools_key="tools")
+    first, second = source.row(0), source.row(1)
+    assert [first.prompt, second.prompt] == chats
+    find = SCHEMAS[0]["parameters"]["properties"]  # type: ignore[index]
+    assert first.tools == [
+        {
+            "name": "find",
+            "parameters": {
+                # What `default` may hold cannot be told from what the author wrote, and so is kept.
+                "properties": {
+                    "at": find["at"] | {"default": None},
+                    "default": find["default"],
+                }
+            },
+        }
+    ]
+    assert second.tools == [SCHEMAS[1], {"name": "none", "parameters": {"properties": {}}}]
+    assert first.label == first.metadata["more"] == extra[0]
+    assert second.label == second.metadata["more"] == {}
+
+
+def test_maps_and_null_columns_of_parquet_keep_their_nulls(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.struct({"a": pa.int64(), "b": pa.int64()}))
+    column = pa.array([[("k", {"a": 1}), ("l", None)]], kind)
+    path = parquet(tmp_path / "a.parquet", pa.table({"prompt": ["x"], "m": column, "n": [None]}))
+    assert opened(path).row(0).metadata == {"m": {"k": {"a": 1}, "l": None}, "n": None}
+
+
+def test_explicit_nulls_of_jsonl_are_the_authors_and_stay(tmp_path: Path) -> None:
+    values = {"prompt": [{"role": "assistant", "content": None}], "tools": [{"a": None}], "more": {"b": None}}
+    row = opened(jsonl(tmp_path / "a.jsonl", values), tools_key="tools").row(0)
+    assert (row.prompt, row.tools, row.metadata) == (values["prompt"], values["tools"], {"more": {"b": None}})
+
+
+FAR = pa.array([1, 10_000_000, 2], pa.int32()).cast(pa.date32())  # the second is in the year 29,349
+
+
+def test_a_column_that_nobody_asked_for_and_python_cannot_hold_is_left_out_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = pa.array([[{"t": 1}], [{"t": 2**50}], []], pa.list_(pa.struct({"t": pa.timestamp("s")})))
+    columns = {"prompt": ["x", "y", "z"], "label": [1, 2, 3], "when": FAR, "deep": nested}
+    source = opened(parquet(tmp_path / "a.parquet", pa.table(columns)))
+    with caplog.at_level(logging.WARNING):
+        assert [set(source.row(index).metadata) for index in (0, 1, 1, 2)] == [
+            {"when", "deep"},
+            set(),
+            set(),
+            {"when", "deep"},
+        ]
+    assert len(caplog.records) == 2
+    assert "row=1 reason=column 'when' (date32[day])" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"metadata_keys": ["when"]}, {"label_key": "when"}], ids=str)
+def test_a_column_that_is_asked_for_and_python_cannot_hold_names_file_row_and_column(
+    tmp_path: Path, options: Any
+) -> None:
+    path = parquet(tmp_path / "a.parquet", pa.table({"prompt": ["x", "y", "z"], "when": FAR}))
+    with pytest.raises(ConfigError, match=r"a\.parquet: row 1: column 'when' \(date32\[day\]\) must hold"):
+        opened(path, **options)
+    assert prompts(opened(path, on_bad_row="skip", **options)) == ["x", "z"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_rows_template_variables_override_those_of_the_configuration(tmp_path: Path, form: str) -> None:
+    own = [{"effort": "low"}, {"enable_thinking": True}, None, '{"effort": "high"}'][
+        : 4 if form == "jsonl" else 3
+    ]
+    if form == "jsonl":
+        path = jsonl(tmp_path / "a.jsonl", *[{"prompt": "x", "switches": kwargs} for kwargs in own])
+    else:
+        path = parquet(tmp_path / "a.parquet", {"prompt": ["x"] * len(own), "switches": own})
+    source = opened(
+        path, chat_template_kwargs={"enable_thinking": False}, chat_template_kwargs_key="switches"
+    )
+    found = [source.row(index).chat_template_kwargs for index in range(len(own))]
+    base = {"enable_thinking": False}
+    assert found[:3] == [base | {"effort": "low"}, {"enable_thinking": True}, base]
+    assert found[3:] in ([], [base | {"effort": "high"}])
+    assert source.row(0).metadata == {}
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_template_variables_that_hide_the_prompt_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": "x", "switches": {name: []}})
+    with pytest.raises(ConfigError, match=f"must not contain '{name}'"):
+        opened(path, chat_template_kwargs_key="switches")
+    with pytest.raises(ConfigError, match=f"chat_template_kwargs must not contain '{name}'"):
+        config.from_dict(
+            {
+                "data": {"path": str(path), "chat_template_kwargs": {name: True}},
+                "rollout": {"num_steps": 1, "groups_per_step": 1, "samples_per_group": 1},
+                "reward": {"function": "a.b"},
+                "engine": {"urls": ["http://x"]},
+            }
+        )

@@ -154,12 +154,35 @@ def test_named_templates_the_one_for_tools_is_used_for_tools(tmp_path: Path) -> 
         assert ours.encode_prompt(row(CHAT, tools)).tolist() == expected
 
 
-def test_keys_that_parquet_fills_with_null_are_not_there_for_a_template(tmp_path: Path) -> None:
-    template = "{% for p in messages[0].content %}{{ 'image' if 'image' in p else p.text }};{% endfor %}"
-    ours = Tokenizer.load(folder_with(tmp_path, byte_level(None), {"chat_template": template}))
-    content = [{"type": "text", "text": "two", "image": None}, {"type": "image", "text": None, "image": "x"}]
-    ids = ours.encode_prompt(row([{"role": "user", "content": content, "name": None}]))
-    assert ours.decode(ids) == "two;image;"
+@pytest.mark.parametrize(
+    "switches", [{}, {"enable_thinking": False}, {"enable_thinking": True, "bos_token": "B"}]
+)
+def test_a_templates_own_switches_reach_it_as_transformers_would_hand_them_over(
+    tmp_path: Path, switches: dict[str, object]
+) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    )
+    folder = folder_with(tmp_path, byte_level(), {"bos_token": "<s>", "chat_template": template})
+    ours, theirs = Tokenizer.load(folder), reference(folder)
+    expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **switches)["input_ids"]
+    asked = Row(prompt=CHAT, label=None, metadata={}, tools=None, chat_template_kwargs=switches)
+    assert ours.encode_prompt(asked).tolist() == expected
+    assert ours.unused_by_template(["enable_thinking", "enable_thinkin"]) == ["enable_thinkin"]
+
+
+def test_a_null_inside_a_message_reaches_the_template_as_it_reaches_that_of_transformers(
+    tmp_path: Path,
+) -> None:
+    template = "{% for m in messages %}{{ m | tojson }}{% endfor %}{{ tools | tojson }}"
+    folder = folder_with(tmp_path, byte_level(), {"chat_template": template})
+    ours, theirs = Tokenizer.load(folder), reference(folder)
+    call = {"function": {"name": "f", "arguments": {"a": None}}}
+    chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    tools = [{"type": "object", "properties": {"a": {"default": None, "enum": [None, 1]}}}]
+    expected = theirs.apply_chat_template(chat, tools=tools, add_generation_prompt=True)["input_ids"]
+    assert ours.encode_prompt(row(chat, tools)).tolist() == expected
 
 
 def test_template_files_win_over_the_configuration(tmp_path: Path) -> None:

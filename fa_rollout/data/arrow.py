@@ -1,0 +1,88 @@
+"""Arrow values as Python values.
+
+Arrow gives every struct of a column the union of all fields that its neighbours have, and fills the gaps with
+null. Invariant: a field that is null is left out of its dict, at any depth, since a template would print it
+and user code would take it for the author's. These nulls stay: elements of lists (so also of `enum`), values
+of maps, and `default` and `const` of a JSON schema, where null is a value.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Clean = Callable[[Any], Any]
+
+_NULL_IS_A_VALUE = ("default", "const")
+_SCHEMA_WORDS = ("anyOf", "oneOf", "allOf", "enum", "$ref")
+
+
+def cleaner(kind: "pyarrow.DataType") -> Clean | None:
+    """What takes padding out of a value of this type; None where no struct can be in it."""
+    import pyarrow as pa
+
+    is_kind = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return cleaner(kind.storage_type)
+    if is_kind.is_dictionary(kind) or is_kind.is_run_end_encoded(kind):
+        return cleaner(kind.value_type)
+    if is_kind.is_struct(kind):
+        return _struct({field.name: cleaner(field.type) for field in kind})
+    if is_kind.is_map(kind):
+        return _map(cleaner(kind.item_type))
+    if _is_list(kind):
+        return _list(cleaner(kind.value_type))
+    return None
+
+
+def holds_times(kind: "pyarrow.DataType") -> bool:
+    """Whether it holds dates or times, at any depth: Arrow's reach beyond Python's years 1 to 9999."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_times(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return holds_times(kind.value_type)
+    fields = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_temporal(kind) or any(map(holds_times, fields))
+
+
+def _is_list(kind: "pyarrow.DataType") -> bool:
+    import pyarrow as pa
+
+    names = ("is_list", "is_large_list", "is_fixed_size_list", "is_list_view", "is_large_list_view")
+    return any(getattr(pa.types, name)(kind) for name in names if hasattr(pa.types, name))
+
+
+def _struct(fields: dict[str, Clean | None]) -> Clean:
+    def clean(value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        keeps = _NULL_IS_A_VALUE if _is_schema(value) else ()
+        return {
+            name: item if (below := fields.get(name)) is None else below(item)
+            for name, item in value.items()
+            if item is not None or name in keeps
+        }
+
+    return clean
+
+
+def _is_schema(value: dict[str, Any]) -> bool:
+    """Whether it describes a value, and is no table of properties that has one named `type`."""
+    return isinstance(value.get("type"), str | list) or any(
+        value.get(word) is not None for word in _SCHEMA_WORDS
+    )
+
+
+def _map(below: Clean | None) -> Clean | None:
+    if below is None:
+        return None
+    return lambda value: None if value is None else {name: below(item) for name, item in value.items()}
+
+
+def _list(below: Clean | None) -> Clean | None:
+    if below is None:
+        return None
+    return lambda value: None if value is None else [below(item) for item in value]
