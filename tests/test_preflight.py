@@ -12,6 +12,7 @@ from fa_rollout.preflight import (
     check_descriptors,
     check_memory,
     check_model,
+    check_template,
     check_output,
     check_proxies,
     check_reward,
@@ -132,6 +133,16 @@ def test_model_folders_must_hold_what_is_read_from_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").touch()
     assert check_model(str(tmp_path), None, embedded=True) == []
     assert "engine.tokenizer" in only(check_model(str(tmp_path), "elsewhere", embedded=True)).text
+
+
+def test_a_variable_that_the_chat_template_does_not_use_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{% if enable_thinking %}{{ messages }}{% endif %}")
+    assert check_template(["enable_thinking"], str(tmp_path)) == check_template([], str(tmp_path)) == []
+    finding = only(check_template(["enable_thinkin"], str(tmp_path)))
+    assert finding.severity is Severity.WARNING
+    assert "does not use 'enable_thinkin'" in finding.text
+    (tmp_path / "chat_template.jinja").write_text("{% if")
+    assert "not valid" in only(check_template(["x"], str(tmp_path))).text
 
 
 def test_the_folder_of_logs_must_take_files_and_is_not_made(tmp_path: Path) -> None:

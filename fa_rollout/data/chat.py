@@ -122,11 +122,12 @@ class ChatTemplates:
             "documents": None,
             **self._special_tokens,
             **kwargs,
-            "messages": messages,
+            "messages": [{k: v for k, v in message.items() if v is not None} for message in messages],
             "tools": tools,
+            "add_generation_prompt": True,
         }
         try:
-            return template.render(**variables, add_generation_prompt=True)
+            return template.render(variables)
         # A template is a program of its own and can fail in any way on a message it was not made for.
         except Exception as error:
             raise PromptError(

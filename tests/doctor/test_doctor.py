@@ -248,6 +248,20 @@ def test_prompts_come_in_the_order_in_which_they_are_sent(folder: Path) -> None:
     assert [line.split(",")[0] for line in first.details[::2]] == ["row 1", "row 3", "row 5"]
 
 
+def test_variables_of_the_chat_template_are_shown_or_named_where_they_have_no_effect(folder: Path) -> None:
+    (folder / "model" / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if enable_thinking is false %}0{% endif %}"
+    )
+    off: dict[str, Any] = {"chat_template": True, "chat_template_kwargs": {"enable_thinking": False}}
+    first, template, _ = shown(folder, data=off)
+    assert "'sort 00'" in first.details[0]
+    assert template.status is Status.OK
+    misspelt = shown(folder, data=off | {"chat_template_kwargs": {"thinking": False}})[1]
+    assert (misspelt.status, "'thinking'" in misspelt.text) == (Status.WARNING, True)
+    text = shown(folder, data=off | {"chat_template": None})[1]
+    assert (text.status, "prompts are text" in text.text) == (Status.WARNING, True)
+
+
 def test_prompts_that_cannot_be_encoded_are_named(folder: Path) -> None:
     (folder / "model" / "chat_template.jinja").write_text("{{ raise_exception('of no use') }}")
     row = {"prompt": [{"role": "user", "content": "x"}]}

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from fa_rollout.client.base.errors import ClientError
-from fa_rollout.config import Config, ConfigError, Sampling, sampling_with
+from fa_rollout.config import Config, ConfigError, Data, Sampling, sampling_with
 from fa_rollout.data.chat import PromptError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row
@@ -107,7 +107,7 @@ class Evaluator:
         """Rows by index, and how many there are."""
         prompts, settings = order.prompts, self._config.evaluation
         if prompts is not None:
-            return lambda index: _row(prompts[index]), len(prompts)
+            return lambda index: _row(prompts[index], self._config.data), len(prompts)
         path = settings.path if order.dataset is None else settings.datasets.get(order.dataset, order.dataset)
         if path is None:
             raise ConfigError(
@@ -193,8 +193,14 @@ class _Work:
         return Job(assignment=assignment, stream=f"e{self.number}.", sent=True)
 
 
-def _row(prompt: m.EvaluationPrompt) -> Row:
-    return Row(prompt=prompt.prompt, label=prompt.label, metadata=prompt.metadata, tools=None)
+def _row(prompt: m.EvaluationPrompt, data: Data) -> Row:
+    return Row(
+        prompt=prompt.prompt,
+        label=prompt.label,
+        metadata=prompt.metadata,
+        tools=None,
+        chat_template_kwargs=dict(data.chat_template_kwargs),
+    )
 
 
 def _evaluated(sample: Sample) -> EvaluatedSample:
