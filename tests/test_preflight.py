@@ -12,10 +12,10 @@ from fa_rollout.preflight import (
     check_descriptors,
     check_memory,
     check_model,
-    check_template,
     check_output,
     check_proxies,
     check_reward,
+    check_template,
 )
 from shm.headroom import Headroom
 
