@@ -131,7 +131,7 @@ class TrainerHook:
         name_crashes()
         hook = cls(attached)
         if nodes is not None:
-            hook._join_nodes(Nodes(nodes, speaks=attached.leads, node=attached.welcome.node), attached)
+            hook._join_nodes(nodes, attached)
         elif attached.welcome.shares_engines:
             hook.close()
             raise HookStateError(
@@ -139,7 +139,13 @@ class TrainerHook:
             )
         return hook
 
-    def _join_nodes(self, nodes: Nodes, attached: Attached) -> None:
+    def _join_nodes(self, group: "ProcessGroup", attached: Attached) -> None:
+        nodes = Nodes(
+            group,
+            speaks=attached.leads,
+            node=attached.welcome.node,
+            timeout_s=self._session.wait_timeout_s,
+        )
         self._stepping.nodes = nodes
         self._updating.pusher.spans_nodes = True
         if attached.welcome.shares_engines:

@@ -3,16 +3,30 @@
 In: this node's batch, or none when its data has ended. Out: the batch with the figures of the whole job and
 as many micro-batches as every other rank has, or none when any node has ended.
 
-All send to the first rank and get its sum: the one whose part does not come is known by name, and everybody
-hears it. A ring of neighbours would blame whoever gave up first.
+All send to the first rank and get the rows of all back, so the rank whose row does not come is known by name.
+A ring of neighbours would blame whoever gave up first.
+
+| who | waits for | at most |
+|---|---|---|
+| the first rank | a row of every other rank | `timeout_s` in all |
+| any other rank | the first rank to come | `timeout_s` |
+| any other rank | its answer, once it has come | `timeout_s` and a little more |
+
+A machine that loses its power closes no connection, and gloo's own time-out is half an hour; hence these. A
+rank that waits in vain cannot use the group again (gloo closes every connection of it), so the first rank can
+name a lost rank to all others only where the connection was closed; after a time-out it alone names it.
 
 Invariant: all ranks of the job see the same number of steps and, in each, the same number of micro-batches;
 the figures count every node once.
 """
 
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,10 +34,16 @@ from trainer_hook.errors import HookStateError, PeerLost
 from trainer_hook.messages import Batch, Part
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
 
 _NAME_BYTES = 56
 _NOBODY = -1.0
+_MARGIN_S = 5.0
+"""The first rank gives up before those that wait for its answer."""
+_ROUNDING_S = 0.01
+_SHORTEST_S = 1.0
+"""For what has arrived already, after the whole time was spent on another rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +57,13 @@ class Place:
 class Nodes:
     """The ranks of all nodes, as a process group of torch."""
 
-    def __init__(self, group: "ProcessGroup", *, speaks: bool, node: int) -> None:
+    def __init__(self, group: "ProcessGroup", *, speaks: bool, node: int, timeout_s: float) -> None:
         """
         Args:
             group: all ranks of the job; its backend must take tensors of the CPU (gloo).
             speaks: true on one rank of each node, which counts for the node's figures.
             node: number of this rank's node.
+            timeout_s: longest wait for another node, where its run may have to wait for a batch.
         """
         import torch.distributed as dist
 
@@ -50,6 +71,7 @@ class Nodes:
         self._speaks = speaks
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
+        self._timeout_s = timeout_s
         self._here = Place(node=node, host=socket.gethostname())
         self._places: list[Place] = []
         """By rank of the job; empty before the first step."""
@@ -100,8 +122,11 @@ class Nodes:
         if self._rank == 0:
             return self._collect(row)
         try:
-            self._send(row, 0)
-            answer = self._receive(1 + self._size * len(row), 0)
+            sent = self._begin_to_send(row, 0)
+            arrival, answered = self._begin_to_receive(1, 0), self._begin_to_receive(1 + self._size * len(row), 0)
+            arrival.wait(self._timeout_s)  # the first rank has come, and answers unless it is lost itself
+            answer = answered.wait(self._timeout_s + _MARGIN_S)
+            sent.wait(self._timeout_s)
         except RuntimeError as error:
             raise self._lost(0, error) from error
         if answer[0] != _NOBODY:
@@ -109,37 +134,44 @@ class Nodes:
         return [answer[1 + i * len(row) : 1 + (i + 1) * len(row)] for i in range(self._size)]
 
     def _collect(self, row: list[float]) -> list[list[float]]:
-        rows, lost, cause = [row], None, None
-        for rank in range(1, self._size):
-            try:
-                rows.append(self._receive(len(row), rank))
-            except RuntimeError as error:
-                rows.append([0.0] * len(row))
-                lost, cause = (rank, error) if lost is None else (lost, cause)
-        answer = [_NOBODY if lost is None else float(lost), *(value for one in rows for value in one)]
-        for rank in range(1, self._size):
-            try:
-                self._send(answer, rank)
-            except RuntimeError as error:
-                lost, cause = (rank, error) if lost is None else (lost, cause)
-        if lost is not None:
-            raise self._lost(lost, cause) from cause
+        others = range(1, self._size)
+        lost = _FirstLost()
+        arrivals, receives = [], []  # the first are not waited for: a rank takes its when it comes
+        for rank in others:
+            with lost.noting(rank):
+                arrivals.append(self._begin_to_send([_NOBODY], rank))
+                receives.append((rank, self._begin_to_receive(len(row), rank)))
+        rows = [row, *([0.0] * len(row) for _ in others)]
+        deadline_s = time.monotonic() + self._timeout_s
+        for rank, receive in receives:
+            with lost.noting(rank):
+                rows[rank] = receive.wait(max(_SHORTEST_S, deadline_s - time.monotonic()))
+        answer = [_NOBODY if lost.rank is None else float(lost.rank), *(value for one in rows for value in one)]
+        answers = []
+        for rank in others:
+            with lost.noting(rank):
+                answers.append((rank, self._begin_to_send(answer, rank)))
+        for rank, sent in answers:
+            with lost.noting(rank):
+                sent.wait(self._timeout_s)
+        if lost.rank is not None:
+            raise self._lost(lost.rank, lost.cause) from lost.cause
         return rows
 
-    def _send(self, row: list[float], rank: int) -> None:
+    def _begin_to_send(self, row: list[float], rank: int) -> "_Transfer":
+        """Gloo sends when the other end receives."""
         import torch
         import torch.distributed as dist
 
-        dist.send(torch.tensor(row, dtype=torch.float64), self._global(rank), group=self._group)
+        tensor = torch.tensor(row, dtype=torch.float64)
+        return _Transfer(tensor, dist.isend(tensor, self._global(rank), group=self._group))
 
-    def _receive(self, length: int, rank: int) -> list[float]:
+    def _begin_to_receive(self, length: int, rank: int) -> "_Transfer":
         import torch
         import torch.distributed as dist
 
-        row = torch.empty(length, dtype=torch.float64)
-        dist.recv(row, self._global(rank), group=self._group)
-        found: list[float] = row.tolist()
-        return found
+        tensor = torch.empty(length, dtype=torch.float64)
+        return _Transfer(tensor, dist.irecv(tensor, self._global(rank), group=self._group))
 
     def _global(self, rank: int) -> int:
         import torch.distributed as dist
@@ -148,12 +180,61 @@ class Nodes:
 
     def _lost(self, rank: int, cause: BaseException | None) -> PeerLost:
         place = self._places[rank] if self._places else None
-        where = f"node {place.node} ({place.host}), rank {rank} of the job" if place else f"rank {rank}"
-        why = f": {cause}" if cause is not None else ", as the job's first rank tells"
-        return PeerLost(
-            f"all nodes must agree on each step's batch; {where}, is gone or silent{why}; "
-            "the step is given back"
-        )
+        who = f"node {place.node} ({place.host}), rank {rank} of the job" if place else f"rank {rank} of the job"
+        if isinstance(cause, _Silent):
+            found = f"{who}, sent nothing for {self._timeout_s:.0f} s (trainer.stall_s)"
+        elif rank == 0 and cause is not None:
+            found = (
+                f"{who}, closed its connection. It collects what all nodes send: if it still runs, its own "
+                "error names the node that is lost"
+            )
+        else:
+            found = f"{who}, closed its connection"
+        return PeerLost(f"all nodes must agree on each step's batch; {found}. The step was given back")
+
+
+class _Silent(RuntimeError):
+    """Nothing came in time."""
+
+
+class _Transfer:
+    """A row on its way."""
+
+    def __init__(self, row: "Tensor", work: Any) -> None:
+        self._row = row
+        self._work = work
+
+    def wait(self, timeout_s: float) -> list[float]:
+        """
+        Raises:
+            RuntimeError: it will not arrive; `_Silent` when the time is over.
+        """
+        began_s = time.monotonic()
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            if time.monotonic() - began_s < timeout_s - _ROUNDING_S:
+                raise
+            raise _Silent(f"nothing came in {timeout_s:.0f} s") from error
+        found: list[float] = self._row.tolist()
+        return found
+
+
+class _FirstLost:
+    """Who was lost first: later errors may follow from it."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.cause: BaseException | None = None
+
+    @contextmanager
+    def noting(self, rank: int) -> Iterator[None]:
+        """What is done with this rank; an error is noted and the other ranks have their turn."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.rank is None:
+                self.rank, self.cause = rank, error
 
 
 def _introduction(place: Place) -> list[float]:
