@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer_hook.errors import PeerLost
-from trainer_hook.nodes import Nodes
+from trainer_hook.session.nodes import Nodes
 
 NUM_RANKS = 3
 TIMEOUT_S = 2.0

@@ -123,7 +123,8 @@ class Nodes:
             return self._collect(row)
         try:
             sent = self._begin_to_send(row, 0)
-            arrival, answered = self._begin_to_receive(1, 0), self._begin_to_receive(1 + self._size * len(row), 0)
+            arrival = self._begin_to_receive(1, 0)
+            answered = self._begin_to_receive(1 + self._size * len(row), 0)
             arrival.wait(self._timeout_s)  # the first rank has come, and answers unless it is lost itself
             answer = answered.wait(self._timeout_s + _MARGIN_S)
             sent.wait(self._timeout_s)
@@ -146,7 +147,8 @@ class Nodes:
         for rank, receive in receives:
             with lost.noting(rank):
                 rows[rank] = receive.wait(max(_SHORTEST_S, deadline_s - time.monotonic()))
-        answer = [_NOBODY if lost.rank is None else float(lost.rank), *(value for one in rows for value in one)]
+        named = _NOBODY if lost.rank is None else float(lost.rank)
+        answer = [named, *(value for one in rows for value in one)]
         answers = []
         for rank in others:
             with lost.noting(rank):
@@ -178,9 +180,13 @@ class Nodes:
 
         return dist.get_global_rank(self._group, rank)
 
+    def name(self, rank: int) -> str:
+        """Where a rank of the job runs, in words."""
+        place = f"node {self._places[rank].node} ({self._places[rank].host}), " if self._places else ""
+        return f"{place}rank {rank} of the job"
+
     def _lost(self, rank: int, cause: BaseException | None) -> PeerLost:
-        place = self._places[rank] if self._places else None
-        who = f"node {place.node} ({place.host}), rank {rank} of the job" if place else f"rank {rank} of the job"
+        who = self.name(rank)
         if isinstance(cause, _Silent):
             found = f"{who}, sent nothing for {self._timeout_s:.0f} s (trainer.stall_s)"
         elif rank == 0 and cause is not None:

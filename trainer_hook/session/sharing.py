@@ -102,10 +102,11 @@ class Sharing:
         rows = self._nodes.exchange([0.0 if failure is None else 1.0])
         if failure is not None:
             raise failure
-        if any(row[0] for row in rows):
+        failed = next((rank for rank, row in enumerate(rows) if row[0]), None)
+        if failed is not None:
             raise WeightUpdateFailed(
-                "all nodes that share engines must take an update together, and it went wrong on another "
-                "one; see the error there"
+                "nodes that share engines update their weights together; the update failed on "
+                f"{self._nodes.name(failed)}: its log has the error"
             )
 
     def _ask(self, kind: Any, waits_for: str, **fields: Any) -> Any:

@@ -24,7 +24,9 @@ def test_a_silent_node_is_named_when_the_run_would_stall(tmp_path: Path) -> None
         for rank in range(NUM_RANKS)
     ]
     try:
-        said = [[json.loads(line) for line in rank.communicate(timeout=100)[0].splitlines()] for rank in ranks]
+        said = [
+            [json.loads(line) for line in rank.communicate(timeout=100)[0].splitlines()] for rank in ranks
+        ]
     finally:
         for rank in ranks:
             rank.kill()
