@@ -8,6 +8,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(words: list[str]) -> argparse.Namespace:
     top = parser()
     options, unknown = top.parse_known_args(words)
+    if unknown and options.takes_command and not unknown[0].startswith("-"):
+        written = f"fa-rollout-proc {options.verb} ... -- {shlex.join(unknown)}"
+        _refuse(f"put -- before the trainer's command: {written}")
     if unknown:
         _refuse(f"{options.verb}: unknown argument {unknown[0]}{_hint(unknown[0], options)}")
     return options

@@ -63,7 +63,7 @@ def _next(key: Key, queue: list[str]) -> str:
     if _plain(key.hint) is bool and (not queue or queue[0].lower() not in _BOOLS):
         return "true"
     if not queue:
-        raise ConfigError(f"{key.flag} must be followed by its value ({key.kind})")
+        raise ConfigError(f"{key.flag} must be followed by its value ({key.words})")
     return queue.pop(0)
 
 
@@ -74,7 +74,7 @@ def _put(values: dict[str, Any], key: Key, entry: str | None, text: str) -> None
         table = values.setdefault(key.name, {})
         whole = _literal(text)
         if entry:
-            table[entry] = _value(get_args(kind)[1], text)
+            table[entry] = plain_value(get_args(kind)[1], text)
         elif isinstance(whole, dict):
             table.update(whole)
         else:
@@ -83,13 +83,13 @@ def _put(values: dict[str, Any], key: Key, entry: str | None, text: str) -> None
         raise ConfigError(f"{key.flag} holds no table, found {key.flag}.{entry}")
     elif origin is list:
         whole = _literal(text) if text.lstrip().startswith("[") else None
-        items = whole if isinstance(whole, list) else [_value(get_args(kind)[0], text)]
+        items = whole if isinstance(whole, list) else [plain_value(get_args(kind)[0], text)]
         values[key.name] = [*values.get(key.name, []), *items]
     else:
-        values[key.name] = _value(key.hint, text)
+        values[key.name] = plain_value(key.hint, text)
 
 
-def _value(hint: Any, text: str) -> Any:
+def plain_value(hint: Any, text: str) -> Any:
     """Text becomes a number or a truth value where the key holds one; what does not is refused later."""
     kind = _plain(hint)
     if kind is bool:

@@ -13,21 +13,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from fa_rollout.config import rules
 from fa_rollout.config import sections as definition
-
-_WORDS = {
-    "str": "text",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "Positive": "a whole number from 1 on",
-    "NotNegative": "a whole number from 0 on",
-    "Share": "0.0 to 1.0",
-    "Bytes": "a size such as 64MiB",
-    "Seconds": "a time such as 30s",
-    "list[str]": "text, any number of times",
-    "list[int]": "a whole number, any number of times",
-}
+from fa_rollout.quantities import written as written_plainly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +24,8 @@ class Key:
 
     section: str
     name: str
-    kind: str
-    """The type, as the definition writes it."""
     default: str | None
-    """As the definition writes it; None: the key is required."""
+    """As a file writes it, or `not set`; None: the key is required."""
     doc: str
     hint: Any
     """The type."""
@@ -52,10 +38,7 @@ class Key:
     @property
     def words(self) -> str:
         """What a value may be, in words."""
-        text = self.kind.removesuffix(" | None")
-        if text.startswith("Literal["):
-            return " | ".join(text[len("Literal[") : -1].replace("'", "").split(", "))
-        return _WORDS.get(text, text)
+        return rules.words(self.hint)
 
     @property
     def flag(self) -> str:
@@ -106,18 +89,25 @@ def nearest(path: str) -> str | None:
 
 def _keys(section: str, kind: type, source: ast.ClassDef) -> list[Key]:
     hints = get_type_hints(kind, include_extras=True)
+    defaults = {field.name: field for field in msgspec.structs.fields(kind)}
     return [
         Key(
             section=section,
             name=node.target.id,
-            kind=ast.unparse(node.annotation),
-            default=None if node.value is None else ast.unparse(node.value),
+            default=_default(defaults[node.target.id], hints[node.target.id]),
             doc=_doc(following),
             hint=hints[node.target.id],
         )
         for node, following in zip(source.body, [*source.body[1:], None], strict=True)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]
+
+
+def _default(field: msgspec.structs.FieldInfo, hint: Any) -> str | None:
+    if field.required:
+        return None
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return "not set" if value is None else written_plainly(hint, value)
 
 
 def _doc(node: ast.stmt | None) -> str:

@@ -24,6 +24,7 @@ from fa_rollout.config import Config, ConfigError, Evaluation, Metrics
 from fa_rollout.data.chat import ChatTemplates
 from fa_rollout.data.row import listed
 from fa_rollout.dotted import is_url
+from fa_rollout.model_name import download, name_of
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
 
@@ -195,13 +196,14 @@ def check_data(pattern: str, *, key: str = "data.path") -> list[Finding]:
 
 def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> list[Finding]:
     """Folders that are named must hold the files that are read from them."""
-    findings = []
-    if embedded and model is not None and not (Path(model) / "config.json").is_file():
-        findings.append(_model_error("engine.model", model, "config.json"))
     folder, key = (tokenizer, "engine.tokenizer") if tokenizer is not None else (model, "engine.model")
-    if folder is not None and not (Path(folder) / "tokenizer.json").is_file():
-        findings.append(_model_error(key, folder, "tokenizer.json"))
-    return findings
+    wanted = [("engine.model", model, "config.json")] if embedded else []
+    missing = [
+        (key, folder, file)
+        for key, folder, file in [*wanted, (key, folder, "tokenizer.json")]
+        if folder is not None and not (Path(folder) / file).is_file()
+    ]
+    return list(dict.fromkeys(_model_error(*one) for one in missing))
 
 
 def check_template(kwargs: Iterable[str], folder: str | None) -> list[Finding]:
@@ -262,8 +264,11 @@ def check_output(folder: str | None) -> list[Finding]:
     """The folder of the logs, or the nearest one above it that is there, must take files."""
     if folder is None:
         return []
-    path = Path(folder).expanduser().absolute()
-    above = next(path for path in (path, *path.parents) if path.is_dir())
+    path = Path(folder).absolute()
+    above = next(path for path in (path, *path.parents) if os.path.lexists(path))
+    if not above.is_dir():
+        text = f"run.output_dir = {folder!r} must be a folder, and {above} is none"
+        return [_error("output", text, "name another folder, or remove that file")]
     try:
         with tempfile.TemporaryFile(dir=above):
             return []
@@ -300,6 +305,10 @@ def check_command(command: Sequence[str]) -> list[Finding]:
 
 
 def _model_error(key: str, folder: str, file: str) -> Finding:
+    name = name_of(folder)
+    if name is not None:
+        text = f"{key} must be a local folder that holds a model; {folder!r} looks like a Hub name"
+        return _error("model", text, f"{download(name)}, then give that folder")
     text = f"{key} = {folder!r} must be a folder that holds {file}, and it does not"
     return _error("model", text, "give the folder that the model was saved to")
 

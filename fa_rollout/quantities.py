@@ -1,5 +1,6 @@
 """Sizes and times as people write them: `"8GiB"`, `"30s"`. In: tables of a run. Out: plain numbers."""
 
+import json
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -9,10 +10,17 @@ _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _TIMES = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600}
 
-Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"units": _SIZES, "example": "64MiB"})]
+Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"units": _SIZES, "what": "size", "example": "64MiB"})]
 """A size in bytes; in TOML a number or text such as `"64MiB"`."""
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, extra={"units": _TIMES, "example": "30s"})]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, extra={"units": _TIMES, "what": "time", "example": "30s"})]
 """A time in seconds; in TOML a number or text such as `"30s"` or `"5m"`."""
+
+SomeBytes = Annotated[int, msgspec.Meta(gt=0, extra={"units": _SIZES, "what": "size", "example": "64MiB"})]
+"""A size that is not zero."""
+SomeSeconds = Annotated[
+    float, msgspec.Meta(gt=0.0, extra={"units": _TIMES, "what": "time", "example": "30s"})
+]
+"""A time that is not zero."""
 
 
 class QuantityError(ValueError):
@@ -49,11 +57,25 @@ def plain(key: str, hint: Any, value: Any) -> Any:
     units = quantity["units"]
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].lower() not in units:
+        if _words(hint):
+            return value  # refused with the words that are allowed
         raise QuantityError(
-            f'{key} must be a number or text such as "{quantity["example"]}", found {value!r}'
+            f"{key} must be a {quantity['what']} such as {quantity['example']}, or a number, found {value!r}"
         )
     number = float(match[1]) * units[match[2].lower()]
     return int(number) if units is _SIZES else number
+
+
+def written(hint: Any, value: Any) -> str:
+    """A value as a file writes it: `"64MiB"`, `"30s"`, `true`, `[]`."""
+    quantity = _quantity(hint)
+    if quantity is None or isinstance(value, str):
+        return json.dumps(value)
+    units = (
+        {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1} if quantity["units"] is _SIZES else {"s": 1}
+    )
+    unit = next(unit for unit, size in units.items() if value % size == 0 or size == 1)
+    return json.dumps(f"{value / units[unit]:g}{unit}")
 
 
 def _words(hint: Any) -> tuple[Any, ...]:

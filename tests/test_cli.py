@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.cli import main
+from fa_rollout import flags
+from fa_rollout.cli import main, parser
 from fa_rollout.config import load
+from fa_rollout.verbs.configured import configuration
 from fa_rollout.verbs.run import EXAMPLE
 
 
@@ -56,10 +58,10 @@ def test_the_configuration_that_help_shows_is_accepted(
         (["rn"], "run"),
         ([], "COMMAND"),
         (["run", "empty.toml"], "[data] must be given, found none; `fa-rollout-proc run --help`"),
-        (["config", "table.toml"], "rollout must be a table, found a whole number"),
+        (["config", "table.toml"], "rollout must be a table, found 3"),
         (
             ["config", "good.toml", "--rollout.staleness", "x"],
-            "rollout.staleness must be a whole number, found",
+            "rollout.staleness must be a whole number, 0 or more, found 'x'",
         ),
         (["replay", "nowhere.jsonl", "good.toml"], "run.replay: the log nowhere.jsonl cannot be read"),
         (["replay", "empty.toml", "good.toml"], "run.replay must name the events.jsonl of a run"),
@@ -144,3 +146,25 @@ def test_failed_checks_are_all_shown_with_their_fixes_and_nothing_starts(tmp_pat
     assert done.stderr.count("fix: ") == 3
     for name in ("none.jsonl", "not_here", "no-such-program"):
         assert name in done.stderr
+
+
+def test_the_shard_of_the_command_line_is_known_to_the_checks() -> None:
+    words = ["--engine.shared", "--engine.urls", "http://a:1", "--data.path", "x", "--reward.function", "t:r"]
+    words += [
+        "--rollout.num_steps",
+        "1",
+        "--rollout.groups_per_step",
+        "1",
+        "--rollout.samples_per_group",
+        "1",
+    ]
+    own, changes = flags.take(words)
+    options = parser().parse_args(["run", *own, "--shard", "1/2"])
+    options.changes = changes
+    assert configuration(options).data.shard == 1
+
+
+def test_a_trainers_command_without_dashes_is_told_where_they_go(tmp_path: Path) -> None:
+    done = run("run", "run.toml", "python", "train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert "put -- before the trainer's command: fa-rollout-proc run ... -- python train.py" in done.stderr

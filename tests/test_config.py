@@ -10,6 +10,7 @@ import pytest
 
 from fa_rollout import config
 from fa_rollout.config import ConfigError, from_dict, load, to_dict
+from fa_rollout.keys import by_path
 
 
 def tree(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +114,12 @@ def test_the_reference_page_is_that_of_this_code() -> None:
         ({"record": {"columns": [{"name": "rewards", "per": "token"}]}}, "none like those of every record"),
         ({"record": {"columns": [{"name": "cu_x", "per": "item"}]}}, "none like those of every record"),
         ({"record": {"columns": [{"name": "x", "per": "token"}] * 2}}, "each column once"),
-        ({"record": {"columns": [{"name": "x", "per": "day"}]}}, "Invalid enum value 'day'"),
+        ({"record": {"columns": [{"name": "x", "per": "day"}]}}, "must be .token., .*found 'day'"),
         ({"record": {"columns": [{"name": "x", "per": "token", "dtyp": "int8"}]}}, "dtyp"),
-        ({"evaluation": {"sampling": {"temprature": 0.0}}}, "must be those of .sampling.*temprature"),
+        (
+            {"evaluation": {"sampling": {"temprature": 0.0}}},
+            "unknown key .temprature. in section .evaluation.sampling.; did you mean .temperature.",
+        ),
         ({"evaluation": {"sampling": {"top_p": 2.0}}}, "top_p"),
     ],
 )
@@ -124,3 +128,66 @@ def test_a_column_or_an_evaluation_that_cannot_be_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         from_dict(tree(**section))
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"rollout": {"num_steps": 0}}, "rollout.num_steps must be a whole number, 1 or more, found 0"),
+        ({"rollout": {"num_steps": "many"}}, "must be a whole number, 1 or more, found 'many'"),
+        (
+            {"rollout": {"staleness_policy": "wiat"}},
+            'must be "wait", "drop", "retry", "mask" or "keep", found \'wiat\'; did you mean \'wait\'?',
+        ),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p must be a number above 0, at most 1, found 0"),
+        ({"sampling": {"temperature": float("inf")}}, "must be a number, 0 or more, found inf"),
+        ({"sampling": {"temperature": float("nan")}}, "must be a number, 0 or more, found nan"),
+        (
+            {"sampling": {"seed": 1 << 70}},
+            "sampling.seed must be a whole number, found 1180591620717411303424",
+        ),
+        ({"ring": {"bytes": 0}}, "ring.bytes must be a size such as 64MiB, not 0, found 0"),
+        ({"trainer": {"stall_s": 0}}, "trainer.stall_s must be a time such as 30s, not 0, found 0"),
+        ({"run": {"samples": "of"}}, "a size such as 64MiB or \"off\", found 'of'; did you mean 'off'?"),
+        ({"engine": {"urls": "http://x"}}, "engine.urls must be a list of strings, found 'http://x'"),
+        ({"engine": {"urls": ["a", 3]}}, "engine.urls[1] must be a string, found 3"),
+        ({"launch": {"environment": {"A": True}}}, "launch.environment.A must be a string, found true"),
+        ({"record": {"columns": [{"name": "x"}]}}, "record.columns[0].per must be given, found none"),
+        (
+            {"record": {"columns": [{"name": "x-", "per": "token"}]}},
+            "must be a name of letters, digits and _",
+        ),
+        ({"data": {"path": ["a", "b"]}}, "data.path must be a path, found ['a', 'b']"),
+    ],
+)
+def test_what_is_wrong_is_said_in_our_words(sections: dict[str, dict[str, Any]], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(tree(**sections))
+    assert sentence in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("Expected", "`int`", "enum", "$."))
+
+
+def test_every_rule_has_words() -> None:
+    for key in by_path().values():
+        assert not any(sign in key.words for sign in ("Annotated", "Meta(", "Literal", "another type")), key
+
+
+@pytest.mark.parametrize(
+    ("sections", "keys"),
+    [
+        ({"sampling": {"top_k": 0}}, ["sampling.top_k", "-1"]),
+        ({"sampling": {"stop": ["a", ""]}}, ["sampling.stop"]),
+        ({"sampling": {"stop_token_ids": [-1]}}, ["sampling.stop_token_ids"]),
+        ({"evaluation": {"sampling": {"top_k": 0}}}, ["evaluation.sampling.top_k"]),
+        ({"trainer": {"num_ranks": 7}}, ["trainer.num_ranks = 7", "found 6", "groups_per_step"]),
+        ({"ring": {"lease_deadline_s": 1}}, ["ring.lease_deadline_s", "ring.lease_warning_s"]),
+        ({"engine": {"router": True, "urls": ["http://a:1", "http://b:1"]}}, ["engine.router", "found 2"]),
+        ({"data": {"shard": 2, "num_shards": 2}}, ["data.shard", "--shard"]),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused_at_the_start(
+    sections: dict[str, dict[str, Any]], keys: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(tree(**sections))
+    assert all(key in str(caught.value) for key in keys)

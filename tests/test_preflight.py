@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fa_rollout.config import ConfigError
+from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.model_name import name_of
 from fa_rollout.preflight import (
     Finding,
     Severity,
@@ -156,3 +159,27 @@ def test_the_trainers_program_must_exist() -> None:
     assert "no-such-program" in only(check_command(["no-such-program", "x"])).text
     assert check_command(["sh", "-c", "x"]) == []
     assert check_command([]) == []
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen2.5-0.5B", "https://huggingface.co/Qwen/Qwen2.5-0.5B"])
+def test_a_hub_name_is_answered_with_the_command_that_makes_a_folder(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = only(check_model(text, None, embedded=True))
+    assert "engine.model must be a local folder" in finding.text
+    assert "hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B" in finding.fix
+    with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen2.5-0.5B"):
+        Tokenizer.load(text)
+
+
+def test_a_path_that_is_not_there_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for text in ("models/qwen", "./Qwen/x", "/Qwen/x", "a/b/c"):
+        assert name_of(text) is None
+
+
+def test_the_folder_of_logs_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    assert "must be a folder" in only(check_output(str(tmp_path / "out" / "run"))).text

@@ -1,13 +1,8 @@
 """The one typed configuration of a run: its tables (`sections`), read and checked whole (`reading`)."""
 
-from fa_rollout.config.reading import (
-    ConfigError,
-    from_dict,
-    load,
-    reserved_template_name,
-    sampling_with,
-    to_dict,
-)
+from fa_rollout.config.checks import reserved_template_name
+from fa_rollout.config.errors import ConfigError
+from fa_rollout.config.reading import checked, from_dict, load, sampling_with, to_dict
 from fa_rollout.config.sections import Config, Data, Evaluation, Metrics, Reward, Run, Sampling
 
 __all__ = [
@@ -19,6 +14,7 @@ __all__ = [
     "Reward",
     "Run",
     "Sampling",
+    "checked",
     "from_dict",
     "load",
     "reserved_template_name",

@@ -1,21 +1,17 @@
 """A configuration from TOML or nested tables, checked whole before anything starts."""
 
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from fa_rollout.config.sections import Config, Data, Engine, Launch, Sampling
-from fa_rollout.misspelt import explained
+from fa_rollout.config.checks import check, check_sampling
+from fa_rollout.config.errors import ConfigError
+from fa_rollout.config.rules import fault
+from fa_rollout.config.sections import Config, Sampling
+from fa_rollout.paths import PathError, with_whole_paths
 from fa_rollout.quantities import QuantityError, with_plain_quantities
-from shm.errors import FaRolloutError
-from trainer_hook.record import COLUMNS, ExtraColumn
-
-
-class ConfigError(FaRolloutError, ValueError):
-    """A configuration that cannot be run; the text names the key, the value and the way out."""
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
@@ -24,59 +20,22 @@ def from_dict(tree: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a key is unknown or missing, or a value breaks a rule.
     """
-    try:
-        config = msgspec.convert(_with_plain_quantities(tree), Config)
-    except msgspec.ValidationError as error:
-        sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
-        raise ConfigError(explained(str(error), sections | {"": Config})) from None
-    _check_engines(config.engine, config.launch)
-    if config.data.shard >= config.data.num_shards:
-        found = f"{config.data.shard} of {config.data.num_shards}"
-        raise ConfigError(f"data.shard must be below data.num_shards, found {found}")
-    _check_template(config.data)
-    if config.metrics.interval_s < 0.1:
-        raise ConfigError(f"metrics.interval_s must be 0.1 s or more, found {config.metrics.interval_s:g}")
-    if config.engine.shared and (not config.engine.urls or config.data.num_shards == 1):
-        raise ConfigError(
-            "engine.shared needs engine.urls, the same on every node, and data.shard of data.num_shards "
-            f"(--shard I/N); found {len(config.engine.urls)} urls and {config.data.num_shards} shards"
-        )
-    _check_columns(config.record.columns)
+    config: Config = checked(Config, _with_plain_values(tree), "")
+    check(config)
     sampling_with(config.sampling, config.evaluation.sampling)
     return config
 
 
-RESERVED_TEMPLATE_NAMES = ("messages", "tools", "add_generation_prompt")
-"""Variables of a chat template that are filled in for each prompt."""
+def checked(kind: Any, tree: Any, key: str) -> Any:
+    """A value of this type from plain tables; `key`: what the user calls it.
 
-
-def reserved_template_name(values: Iterable[str]) -> str | None:
-    """The first of these names that would hide what a chat template is given for each prompt."""
-    return next((name for name in values if name in RESERVED_TEMPLATE_NAMES), None)
-
-
-def _check_template(data: Data) -> None:
-    if reserved := reserved_template_name(data.chat_template_kwargs):
-        raise ConfigError(
-            f"data.chat_template_kwargs must not contain {reserved!r}, which is filled in for each prompt"
-        )
-    used = data.chat_template_kwargs or data.chat_template_kwargs_key
-    if data.chat_template is False and used:
-        raise ConfigError(
-            "data.chat_template_kwargs and data.chat_template_kwargs_key need the chat template, found "
-            "data.chat_template = false; leave one of them out"
-        )
-
-
-def _check_engines(engine: Engine, launch: Launch) -> None:
-    if not engine.urls and engine.model is None and launch.command is None:
-        raise ConfigError("engine.urls or engine.model must be given: there is nothing to sample from")
-    if launch.server == "embedded" and launch.command is not None:
-        raise ConfigError('launch.command goes with launch.server = "sglang", found "embedded"')
-    needed = launch.number * launch.gpus_per_engine
-    if launch.gpus is not None and len(launch.gpus) < needed:
-        found = f"{len(launch.gpus)} for {launch.number} x {launch.gpus_per_engine}"
-        raise ConfigError(f"launch.gpus must have launch.gpus_per_engine devices an engine, found {found}")
+    Raises:
+        ConfigError: a key is unknown or missing, or a value breaks a rule.
+    """
+    found = fault(kind, tree, key)
+    if found is not None:
+        raise ConfigError(found)
+    return msgspec.convert(tree, kind)
 
 
 def sampling_with(sampling: Sampling, changes: dict[str, Any]) -> Sampling:
@@ -85,21 +44,9 @@ def sampling_with(sampling: Sampling, changes: dict[str, Any]) -> Sampling:
     Raises:
         ConfigError: a key is unknown, or a value breaks a rule.
     """
-    try:
-        return msgspec.convert(msgspec.to_builtins(sampling) | changes, Sampling)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"sampling keys of an evaluation must be those of [sampling]: {error}") from None
-
-
-def _check_columns(columns: list[ExtraColumn]) -> None:
-    taken = {column.name for column in COLUMNS}
-    for column in columns:
-        if column.name in taken or column.name.startswith("cu_"):
-            raise ConfigError(
-                f"record.columns must name each column once, and none like those of every record, found "
-                f"{column.name!r}"
-            )
-        taken.add(column.name)
+    changed: Sampling = checked(Sampling, msgspec.to_builtins(sampling) | changes, "evaluation.sampling")
+    check_sampling(changed, "evaluation.sampling")
+    return changed
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -131,19 +78,19 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path} must be TOML: {error}") from error
 
 
-def _with_plain_quantities(tree: dict[str, Any]) -> dict[str, Any]:
-    """The same tables with sizes and times that were written as text turned into numbers.
+def _with_plain_values(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same tables with sizes and times as numbers, and with whole paths.
 
     Raises:
         ConfigError: one cannot be read.
     """
     sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    plain = dict(tree)
     try:
-        return {
-            name: with_plain_quantities(sections[name], value, name)
-            if name in sections and isinstance(value, dict)
-            else value
-            for name, value in tree.items()
-        }
-    except QuantityError as error:
+        for name in sections.keys() & tree.keys():
+            if isinstance(tree[name], dict):
+                table = with_plain_quantities(sections[name], tree[name], name)
+                plain[name] = with_whole_paths(sections[name], table, name)
+    except (QuantityError, PathError) as error:
         raise ConfigError(str(error)) from None
+    return plain

@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from fa_rollout.quantities import Bytes, Seconds
+from fa_rollout.paths import FilePath
+from fa_rollout.quantities import Bytes, Seconds, SomeBytes, SomeSeconds
 from trainer_hook.record import ExtraColumn
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+NotNegativeNumber = Annotated[float, msgspec.Meta(ge=0.0)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -23,16 +26,16 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Data(_Section):
     """Where prompts come from."""
 
-    path: str
+    path: FilePath
     """A `.jsonl` or `.parquet` file, or several by a glob pattern."""
     prompt_key: str = "prompt"
     """Text, or a list of chat messages (then the chat template is applied)."""
     label_key: str | None = "label"
     metadata_keys: list[str] | None = None
-    """None: every other column."""
+    """Not set: every other column."""
     tools_key: str | None = None
     chat_template: bool | None = None
-    """Apply the tokenizer's chat template to text prompts too; None: only to message lists."""
+    """Apply the tokenizer's chat template to text prompts too; not set: only to message lists."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables for the chat template, such as `{ enable_thinking = false }`."""
     chat_template_kwargs_key: str | None = None
@@ -41,7 +44,7 @@ class Data(_Section):
     shuffle: bool = True
     seed: int = 0
     epochs: Positive | None = None
-    """None: wrap around for as long as the run needs."""
+    """Not set: wrap around for as long as the run needs."""
     shard: NotNegative = 0
     num_shards: Positive = 1
     """Of several nodes, each with a run of its own, this one takes every `num_shards`-th prompt, from `shard`
@@ -61,8 +64,8 @@ class Sampling(_Section):
     """How completions are sampled."""
 
     max_new_tokens: Positive = 512
-    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    temperature: NotNegativeNumber = 1.0
+    top_p: PositiveShare = 1.0
     top_k: int = -1
     min_p: Share = 0.0
     stop: list[str] = []
@@ -91,9 +94,9 @@ class Rollout(_Section):
     `wait` finishes them all and drops what no step took in time; `mask` and `keep` train them all."""
     max_attempts: Positive = 3
     max_rejections: Positive | None = None
-    """Filtered groups in a row before the run stops; None: one epoch, but 64 at least and 1,000 at most."""
-    group_timeout_s: Seconds | None = None
-    """Deadline of a group from dispatch to record; None: none beyond the requests' own."""
+    """Filtered groups in a row before the run stops; not set: one epoch, but from 64 to 1,000."""
+    group_timeout_s: SomeSeconds | None = None
+    """Deadline of a group from dispatch to record; not set: none beyond the requests' own."""
     max_failure_rate: Share = 0.2
     """Share of failed groups (of the last 64 or more) that stops the run."""
     generate: str | None = None
@@ -111,7 +114,7 @@ class Reward(_Section):
     """The function takes the list of a group's samples and returns a list."""
     key: str | None = None
     """The function returns a dict, and this entry is the reward."""
-    timeout_s: Seconds = 60.0
+    timeout_s: SomeSeconds = 60.0
     num_workers: Positive = 2
     in_loop: bool = False
     """Call a plain function in the event loop: only for ones that take microseconds."""
@@ -124,9 +127,9 @@ class Engine(_Section):
     """Addresses of SGLang engines that run already; empty: engines are started, as `[launch]` says."""
     router: bool = False
     """`urls` holds one router, whose workers are asked for; or one is started in front of the engines."""
-    model: str | None = None
-    """Folder of the model for engines that are started, and of the tokenizer when that is not named."""
-    tokenizer: str | None = None
+    model: FilePath | None = None
+    """Local folder of the model for engines that the run starts, and of the tokenizer if that is not set."""
+    tokenizer: FilePath | None = None
     num_threads: Positive = 1
     """CPU threads of an embedded engine."""
     max_concurrent_samples: Positive = 256
@@ -141,7 +144,7 @@ class Engine(_Section):
     run's."""
     cache_per_version: bool = False
     """Engines keep a prefix cache of its own for each weight version, and reuse nothing across an update."""
-    request_timeout_s: Seconds = 600.0
+    request_timeout_s: SomeSeconds = 600.0
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
     """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""
 
@@ -152,36 +155,36 @@ class Launch(_Section):
     number: Positive = 1
     server: Literal["embedded", "sglang"] = "embedded"
     """`"sglang"`: `python -m sglang.launch_server`, or what `command` says."""
-    python: str | None = None
-    """Interpreter of the environment that SGLang is installed in; None: this one."""
+    python: FilePath | None = None
+    """Interpreter of the environment that SGLang is installed in; not set: this one."""
     command: list[str] | None = None
     """Command line of an engine, in place of the usual one. In every word `{python}`, `{model}`, `{host}`,
     `{port}` and `{place}` (0 for the first engine) are filled in."""
     arguments: list[str] = []
     """Further words of every engine's command line, filled in like `command`."""
     gpus_per_engine: NotNegative = 0
-    """Each engine sees so many devices of its own (CUDA_VISIBLE_DEVICES); 0: all that the run sees."""
+    """GPUs per engine (sets CUDA_VISIBLE_DEVICES); 0: every engine sees all that the run sees."""
     gpus: list[str] | None = None
-    """Devices that are shared out, in order; None: those of CUDA_VISIBLE_DEVICES, or 0, 1, 2 and so on."""
+    """Devices that are shared out, in order; not set: those of CUDA_VISIBLE_DEVICES, or 0, 1, 2 and so on."""
     environment: dict[str, str] = {}
     """Further variables of every engine, filled in like `command`."""
     router_command: list[str] | None = None
     """Command line of the router where `engine.router` is set, filled in like `command`; the word `{urls}`
-    becomes all engines' addresses. None: `python -m sglang_router.launch_router`."""
+    becomes all engines' addresses. Not set: `python -m sglang_router.launch_router`."""
     max_restarts: NotNegative = 3
     """Of one engine within an hour. One that dies more often leaves the run; without any, the run ends."""
-    start_limit_s: Seconds = 600.0
+    start_limit_s: SomeSeconds = 600.0
     """For an engine to answer its health check."""
-    silence_limit_s: Seconds = 120.0
+    silence_limit_s: SomeSeconds = 120.0
     """An SGLang that answers nothing for so long is taken for hung and started again."""
 
 
 class Evaluation(_Section):
     """What `hook.evaluate` does where its call does not say; never part of training."""
 
-    path: str | None = None
+    path: FilePath | None = None
     """Prompts of an evaluation that names none; read by the keys of `[data]`."""
-    datasets: dict[str, str] = {}
+    datasets: dict[str, FilePath] = {}
     """Further such files by name, for `hook.evaluate("name")`."""
     samples_per_prompt: Positive = 1
     max_concurrent_samples: Positive = 32
@@ -203,41 +206,41 @@ class Record(_Section):
 class Ring(_Section):
     """The shared memory between generator and trainer."""
 
-    bytes: Bytes = 64 << 20
+    bytes: SomeBytes = 64 << 20
     poison: bool = False
     """Overwrite returned records, so that a stale use shows; for tests."""
     checksum_payload: bool = False
     """Checksum whole records, not only their headers; for debugging."""
-    lease_warning_s: Seconds = 120.0
-    lease_deadline_s: Seconds = 1800.0
+    lease_warning_s: SomeSeconds = 120.0
+    lease_deadline_s: SomeSeconds = 1800.0
 
 
 class Trainer(_Section):
     """How a step's batch is cut for the ranks."""
 
     num_ranks: Positive | None = None
-    """Data-parallel ranks; None: what the first attaching rank says."""
+    """Data-parallel ranks; not set: what the first attaching rank says."""
     max_tokens_per_micro_batch: Positive | None = None
-    """None: one micro-batch a rank and step."""
+    """Not set: one micro-batch a rank and step."""
     remainder: Literal["fill", "carry"] = "fill"
     """Where a step has fewer samples than its ranks need micro-batches, `fill`: fillers without loss stand
     in; `carry`: its youngest groups go to the next step, so that none is needed, if they may still be
     trained then. A run's last step is filled."""
-    stall_s: Seconds = 600.0
+    stall_s: SomeSeconds = 600.0
     """Longest wait for a batch, and for one of the engines to come back when all are lost."""
     progress_s: Seconds = 10.0
     """Shortest time between two lines on the run's progress, which `run` prints and rank 0's hook logs as
     INFO; 0: none."""
-    pause_lease_s: Seconds = 600.0
+    pause_lease_s: SomeSeconds = 600.0
     """Engines paused for an update go on by themselves after this."""
     publish: Literal["disk", "tensor", "distributed"] = "disk"
     """How `update.push(model)` hands weights over: `"disk"` by files that the engines load, `"tensor"` inside
     of HTTP requests, `"distributed"` by broadcasts in a group with the engines (NCCL; gloo on a CPU)."""
-    bucket_bytes: Bytes = 512 << 20
+    bucket_bytes: SomeBytes = 512 << 20
     """Weights are gathered and handed over in pieces of about this size; a larger tensor is one by itself."""
-    weights_dir: str | None = None
+    weights_dir: FilePath | None = None
     """Folder for weight files, which all engines must be able to read; the run makes a private one in it. Two
-    versions must fit. None: in the run's own folder, which is often in memory."""
+    versions must fit. Not set: in the run's own folder, which is often in memory."""
     checkpoint_bytes: Bytes = 256 << 20
     """Most that `hook.state_dict` keeps of unfinished groups: tokens of running samples, and with
     `payload=True` finished groups whole. Groups beyond it start anew where the checkpoint is loaded."""
@@ -246,8 +249,9 @@ class Trainer(_Section):
 class Run(_Section):
     """Where a run keeps its books and how it ends."""
 
-    output_dir: str | None = None
-    """Folder for the run's records: events, samples; None: none are kept."""
+    output_dir: FilePath | None = None
+    """Folder for the run's records: events, metrics, samples. It is made if it does not exist, and one run at
+    a time may use it; a later run in it is one more launch. Not set: no records are kept."""
     samples: Bytes | Literal["off"] = 1 << 30
     """Bound of the log of samples in that folder: the oldest go when it is reached; `"off"`: none is kept."""
     grace_s: Seconds = 10.0
@@ -256,11 +260,11 @@ class Run(_Section):
     spare_generator: bool = True
     """A second process stands ready to take over from a generator that dies: it has the data, the tokenizer
     and your code loaded, and takes their memory once more."""
-    replay: str | None = None
+    replay: FilePath | None = None
     """The `events.jsonl` of a run with the same data: its steps are given out again, the same groups to the
     same ranks in the same order."""
-    heartbeat_s: Seconds = 10.0
-    """A generator silent for so long is taken for stopped and is replaced; a hub, and the run is over."""
+    heartbeat_s: SomeSeconds = 10.0
+    """Replace a generator, or end the run for a hub, that has sent nothing for this long."""
 
 
 class Metrics(_Section):
@@ -275,12 +279,12 @@ class Metrics(_Section):
     """Serve them to Prometheus on this port (needs the extra `metrics`)."""
     prometheus_host: str = "127.0.0.1"
     """Address that it listens on; who reaches it reads the figures."""
-    tensorboard_dir: str | None = None
+    tensorboard_dir: FilePath | None = None
     """Folder for TensorBoard's files (needs the extra `tensorboard`)."""
     wandb_project: str | None = None
     """Project on Weights & Biases (needs the extra `wandb`)."""
     wandb_name: str | None = None
-    """Of the run there; None: the name of `run.output_dir`."""
+    """Of the run there; not set: the name of `run.output_dir`."""
 
 
 class Config(_Section):

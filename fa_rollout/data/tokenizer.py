@@ -15,6 +15,7 @@ import tokenizers
 from fa_rollout.config import ConfigError
 from fa_rollout.data.chat import ChatTemplates, PromptError, read_json
 from fa_rollout.data.row import Row
+from fa_rollout.model_name import download, name_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -39,9 +40,14 @@ class Tokenizer:
         Raises:
             ConfigError: the folder lacks `tokenizer.json`, or a file in it is broken.
         """
-        folder = Path(folder).expanduser()
+        folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
+            if name := name_of(str(folder)):
+                raise ConfigError(
+                    f"the tokenizer must be a local folder; {str(folder)!r} looks like a Hub name: "
+                    f"{download(name)}, then give that folder"
+                )
             raise ConfigError(
                 f"the tokenizer must be a folder with tokenizer.json, found none in {folder}; make one with "
                 "transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"

@@ -88,7 +88,7 @@ def output(config: Config) -> list[Outcome]:
         return [skipped("output", "run.output_dir is not set: no log is kept, for report and replay")]
     if findings := check_output(folder):
         return judged("output", findings, "")
-    return [_room("output", "run.output_dir", Path(folder).expanduser(), _LOG_ROOM_BYTES)]
+    return [_room("output", "run.output_dir", Path(folder), _LOG_ROOM_BYTES)]
 
 
 def weights(config: Config, model: Path | None) -> list[Outcome]:
@@ -98,9 +98,7 @@ def weights(config: Config, model: Path | None) -> list[Outcome]:
     folder = config.trainer.weights_dir
     what = "the folder of weight files (trainer.weights_dir)"
     num_bytes = 0 if model is None else sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    return [
-        _room("weights", what, run_base() if folder is None else Path(folder).expanduser(), 2 * num_bytes)
-    ]
+    return [_room("weights", what, run_base() if folder is None else Path(folder), 2 * num_bytes)]
 
 
 def programs(command: Sequence[str]) -> list[Outcome]:

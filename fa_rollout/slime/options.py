@@ -7,11 +7,12 @@ Attributes come from the YAML file of slime's `--custom-config-path`; they win o
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from fa_rollout.config import ConfigError
+from fa_rollout.config import ConfigError, checked
+from fa_rollout.flags import plain_value
 
 _PREFIX = "fa_rollout_"
 
@@ -62,10 +63,11 @@ def read_options(args: Any, environment: Mapping[str, str] = os.environ) -> Opti
         near = difflib.get_close_matches(name, known, n=1) or known
         raise ConfigError(f"unknown option {_PREFIX}{name}; did you mean {_PREFIX}{near[0]}?")
     found = {name: environment[_PREFIX.upper() + name.upper()] for name in known if _in(environment, name)}
-    try:
-        return msgspec.convert(found | given, Options, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"an option {_PREFIX}* cannot be used: {error}") from None
+    hints = get_type_hints(Options)
+    values = {name: plain_value(hints[name], text) for name, text in found.items()} | given
+    return Options(
+        **{name: checked(hints[name], value, f"{_PREFIX}{name}") for name, value in values.items()}
+    )
 
 
 def _in(environment: Mapping[str, str], name: str) -> bool:

@@ -3,12 +3,12 @@
 import argparse
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
-
-from msgspec.structs import replace
 
 from fa_rollout.config import Config, ConfigError, load
 from fa_rollout.keys import sections
+from fa_rollout.paths import PathError, expanded
 from fa_rollout.quantities import QuantityError, Seconds, plain
 
 _WIDTH = 100
@@ -35,22 +35,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def change(options: argparse.Namespace, section: str, **values: Any) -> None:
+    """Lay what an option says over the configuration, as its keys' own flags are: before the checks."""
+    options.changes.setdefault(section, {}).update(values)
+
+
 def configuration(options: argparse.Namespace) -> Config:
     """The file's configuration, changed by what the command line says.
 
     Raises:
         ConfigError: there is neither file nor flag, or a rule is broken.
     """
+    if options.shard is not None:
+        change(options, "data", shard=options.shard[0], num_shards=options.shard[1])
     if options.config is None and not options.changes:
         raise ConfigError(
             f"{options.verb} needs a CONFIG file, or its keys as flags such as --data.path; "
             "`fa-rollout-proc run --help` shows the smallest one"
         )
-    config = load(options.config, options.changes)
-    if options.shard is not None:
-        shard, num_shards = options.shard
-        config = replace(config, data=replace(config.data, shard=shard, num_shards=num_shards))
-    return config
+    return load(options.config, options.changes)
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +62,9 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(section.name)
         for key in section.keys:
             choices = [part for part in get_args(key.hint) if isinstance(part, str)]
-            group.add_argument(key.flag, choices=choices or None, help=key.doc.partition(". ")[0] or key.kind)
+            group.add_argument(
+                key.flag, choices=choices or None, help=key.doc.partition(". ")[0] or key.words
+            )
 
 
 class _HelpKeys(argparse.Action):
@@ -99,6 +104,14 @@ def seconds(text: str) -> float:
     try:
         return float(plain("a time", Seconds, text))
     except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def path(text: str) -> Path:
+    """The argument of an option that is a path: a shell expands `--out ~/x`, but not `--out=~/x`."""
+    try:
+        return Path(expanded("a path", text))
+    except PathError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 

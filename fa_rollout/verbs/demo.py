@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from fa_rollout.verbs.configured import positive
+from fa_rollout.verbs.configured import path, positive
 
 _MODEL_HELP = """tiny: two layers from random weights, about a minute; smollm2: SmolLM2-135M-Instruct,
 slow on a CPU"""
@@ -30,7 +30,9 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of weights, prompts and sampling")
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny", help=_MODEL_HELP)
     parser.add_argument("--engine", default="embedded", metavar="WHICH", help=_ENGINE_HELP)
-    parser.add_argument("--output", metavar="DIR", help="where everything goes (default: out/demo-TIME)")
+    parser.add_argument(
+        "--output", type=path, metavar="DIR", help="where everything goes (default: out/demo-TIME)"
+    )
     parser.add_argument("--staleness", type=int, metavar="N", help=_STALENESS_HELP)
     parser.set_defaults(call=call, takes_command=False)
 

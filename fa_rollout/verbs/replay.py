@@ -3,10 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from fa_rollout.hub.flow.replay import read
-from fa_rollout.verbs.configured import add_arguments, configuration
+from fa_rollout.verbs.configured import add_arguments, change, configuration, path
 from fa_rollout.verbs.run import start
 
 
@@ -24,13 +22,14 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         epilog="example:\n  fa-rollout-proc replay out/events.jsonl run.toml -- torchrun ... train.py",
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("log", metavar="LOG", help="the run's events.jsonl, in its run.output_dir")
+    parser.add_argument("log", metavar="LOG", type=path, help="the run's events.jsonl, in its run.output_dir")
     add_arguments(parser)
     parser.set_defaults(call=call, takes_command=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Run, and return the exit code."""
+    change(options, "run", replay=str(options.log))
     config = configuration(options)
     read(options.log)  # what is no log is refused here, before anything is started
-    return start(replace(config, run=replace(config.run, replay=options.log)), command)
+    return start(config, command)

@@ -2,7 +2,8 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
+
+from fa_rollout.verbs.configured import path
 
 _DESCRIPTION = """\
 Makes one HTML file of a run's records: what bounded the run and what to change, the timeline, where the
@@ -24,13 +25,13 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="output folder of a run")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a trace file too")
+    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of a run")
+    parser.add_argument("--output", type=path, metavar="FILE", help="default: report.html in RUN_DIR")
+    parser.add_argument("--trace", type=path, metavar="FILE", help="write the timeline as a trace file too")
     parser.add_argument(
         "--launch", type=int, metavar="K", help="of several in the folder (default: the last)"
     )
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="where the configuration names none")
+    parser.add_argument("--tokenizer", type=path, metavar="FOLDER", help="where the configuration names none")
     parser.set_defaults(call=call, takes_command=False)
 
 

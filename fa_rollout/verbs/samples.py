@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fa_rollout.verbs.configured import positive
+from fa_rollout.verbs.configured import path, positive
 
 _DESCRIPTION = """\
 Shows samples of a run: prompt and answer as text, the parts that are not trained in ⟦ ⟧, where a weight
@@ -29,7 +29,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="output folder of a run")
+    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of a run")
     order = parser.add_mutually_exclusive_group()
     for name, text in (
         ("worst", "lowest rewards first"),
@@ -50,7 +50,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--launch", type=int, metavar="K", help="of several in the folder (default: the last)"
     )
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="where the configuration names none")
+    parser.add_argument("--tokenizer", type=path, metavar="FOLDER", help="where the configuration names none")
     parser.set_defaults(call=call, takes_command=False, order="newest", fates=None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa_rollout.config import ConfigError, load, to_dict
-from fa_rollout.verbs.configured import add_arguments, configuration, positive, seconds
+from fa_rollout.verbs.configured import add_arguments, configuration, path, positive, seconds
 
 if TYPE_CHECKING:
     from fa_rollout.simulation import Scenario
@@ -43,7 +43,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     )
     add_arguments(parser)
     parser.add_argument(
-        "--like", metavar="DIR", type=Path, help="run.output_dir of a run: its lengths and times"
+        "--like", metavar="DIR", type=path, help="run.output_dir of a run: its lengths and times"
     )
     engines = parser.add_argument_group("engines")
     engines.add_argument("--engines", type=positive, metavar="N", dest="num_engines")
@@ -81,9 +81,9 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "--sweep", nargs="+", action="extend", default=[], metavar="NAME=VALUES", help="0..8 or 1,2,4"
     )
     play.add_argument(
-        "--picture", type=Path, metavar="FILE", help="of a sweep, .svg or .png (needs matplotlib)"
+        "--picture", type=path, metavar="FILE", help="of a sweep, .svg or .png (needs matplotlib)"
     )
-    play.add_argument("--json", type=Path, metavar="FILE", help="write the figures down")
+    play.add_argument("--json", type=path, metavar="FILE", help="write the figures down")
     parser.set_defaults(call=call, takes_command=False)
 
 

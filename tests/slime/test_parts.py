@@ -158,6 +158,10 @@ def test_options_come_from_arguments_before_the_environment() -> None:
     assert options == Options(staleness=2, arrays=True)
     with pytest.raises(ConfigError, match="fa_rollout_on_error"):
         read_options(SimpleNamespace(fa_rollout_on_eror="retry"), {})
+    with pytest.raises(ConfigError, match=r'fa_rollout_on_error must be "raise" or "retry", found .retyr.'):
+        read_options(SimpleNamespace(), {"FA_ROLLOUT_ON_ERROR": "retyr"})
+    with pytest.raises(ConfigError, match=r"fa_rollout_staleness must be a whole number, found .two."):
+        read_options(SimpleNamespace(), {"FA_ROLLOUT_STALENESS": "two"})
 
 
 def test_the_page_has_every_option_with_its_default() -> None:
