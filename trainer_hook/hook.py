@@ -5,6 +5,7 @@
 | `attach` | hub and handshake | `timeout_s` |
 | `next_batch` | all ranks to ask, the generator to fill a step | the run's `trainer.stall_s` |
 | `update_weights` | all ranks to enter, the engines to load | the same, for each of the two |
+| `state_dict` | all ranks to leave the steps that it counts | `trainer.stall_s` |
 | `evaluate` | all its prompts | `trainer.stall_s` from one prompt's end to the next |
 | any other | the hub's answer | 30 s |
 
@@ -306,6 +307,9 @@ class TrainerHook:
     def state_dict(self, *, payload: bool = False, interrupt: bool = False) -> dict[str, Any]:
         """Where the data stands, to be saved with the model: what is trained, and what is under way.
 
+        The state counts a step as trained when every rank of this node has left it: the call waits for the
+        ranks that have not.
+
         Plain numbers, text and lists; all ranks that call it between the same two steps get the same, and
         those of several nodes each the part of their own, under the node's name: save all of them. Tokens
         of samples under way are in it where `rollout.partial` is `"resume"`: those that engines gave back so
@@ -316,8 +320,13 @@ class TrainerHook:
                 as their records then: call it on the ranks that save it.
             interrupt: end all running requests for a moment, so that all tokens so far are kept. Where the
                 run ends, as after SIGTERM, that is done without being asked for.
+
+        Raises:
+            PeerLost: a rank is gone that had not left a step of the state.
+            HookStateError: another rank gave such a step back: its block raised.
+            Stalled: a rank did not leave such a step in `trainer.stall_s`.
         """
-        return self._checkpoints.take(payload=payload, interrupt=interrupt)
+        return self._checkpoints.take(step=self.step, payload=payload, interrupt=interrupt)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go on from a checkpoint, on every rank and before its first batch.

@@ -172,17 +172,6 @@ def test_an_answer_of_an_earlier_attempt_is_not_taken_for_the_present_one() -> N
     assert books.commit(commit_message(books.groups[0], 2))
 
 
-def test_a_checkpoint_counts_handed_groups_that_its_step_covers_as_trained() -> None:
-    books = Books(stream())
-    books.take(2)
-    for name in (0, 1):
-        books.commit(commit_message(books.groups[name], name))
-    books.hand([0])
-    _, unfinished, ends = books.state(trained=[0])
-    assert unfinished == [1]
-    assert ends["trained"] == 1
-
-
 def test_what_is_said_of_an_abandoned_group_does_not_count_for_its_next_attempt() -> None:
     books = Books(Stream(num_prompts=8, epochs=None, order=lambda epoch: np.arange(8)))
     (old,) = books.take(1)

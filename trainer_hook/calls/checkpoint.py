@@ -57,14 +57,15 @@ class Checkpoints:
         self._node, self._num_nodes = node
         self._names = (f"kept-{attach}-{number}" for number in itertools.count())
 
-    def take(self, *, payload: bool, interrupt: bool) -> dict[str, Any]:
-        """The state between two steps."""
+    def take(self, *, step: int, payload: bool, interrupt: bool) -> dict[str, Any]:
+        """The state before `step`."""
         session = self._session
         with session.call():
             taken = session.ask(
                 m.TakeState,
                 waits_for="the state of the run",
                 timeout_s=session.wait_timeout_s,
+                step=step,
                 payload=payload,
                 interrupt=interrupt,
             )

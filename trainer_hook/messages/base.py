@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every incompatible change of a message or of the record schema."""
 
 

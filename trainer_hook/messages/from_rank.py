@@ -131,9 +131,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TakeState(Message):
-    """Ask for the run's state; answered by `StateTaken`."""
+    """Ask for the run's state; answered by `StateTaken` once every rank has trained what it counts."""
 
     request: int
+    step: int
+    """Steps below it are trained by this rank."""
     payload: bool
     """Finished groups are wanted whole."""
     interrupt: bool

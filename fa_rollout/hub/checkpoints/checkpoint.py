@@ -26,10 +26,10 @@ class Loaded:
 
 
 def take(flow: Flow, step: int) -> RunState:
-    """State of a checkpoint taken when the steps below `step` are trained."""
-    covered = {name for number, s in flow.open_steps.items() if number < step for name in s.names}
-    beyond = sum(len(s.groups) for number, s in flow.open_steps.items() if number >= step)
-    cursor, unfinished, ends = flow.books.state(covered)
+    """State of a checkpoint taken when the steps below `step` are trained, by every rank."""
+    assert all(number >= step for number in flow.open_steps), "a step counts once every rank has left it"
+    beyond = sum(len(open_step.groups) for open_step in flow.open_steps.values())
+    cursor, unfinished, ends = flow.books.state()
     return RunState(
         step=step,
         version=flow.version,
@@ -43,7 +43,7 @@ def take(flow: Flow, step: int) -> RunState:
 
 
 def beginning(flow: Flow) -> RunState:
-    """State before the first step, whatever was trained since: the same prompts in the same order."""
+    """State before the first step, whatever was trained since."""
     return RunState(
         step=0,
         version=0,

@@ -4,13 +4,18 @@ In: a rank's request, the generator's word that the tokens of running samples ar
 
 | a rank that asks waits | until |
 |---|---|
+| while another rank has not left a step that the state counts | that one has left it, or is gone |
 | where running samples can be kept | the generator has written their tokens, or died |
 | else | not at all |
+
+A state never counts a step that some rank has not trained: if that rank died in it, its part of the step
+would be lost to the run that loads the state.
 
 Invariant: ranks that ask between the same two steps get the same state, so that it may be saved in pieces by
 all of them; a file is removed when nobody copies from it any more.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,10 +70,35 @@ class States:
 
     def take(self, rank: Attachment, message: TakeState, flow: Flow) -> None:
         """A rank asks."""
-        done = self._core.steps.next_step(rank)
-        step = flow.step if done is None else done
+        if self._core.world.is_broken:
+            return  # it hears of the rank that is gone
+        rank.saving, rank.saving_since_s = message, time.monotonic()
+        self._serve(flow)
+
+    def step_ended(self, flow: Flow) -> None:
+        """The last rank has left a step."""
+        self._serve(flow)
+        self.prune()
+
+    def _serve(self, flow: Flow) -> None:
+        """Answer the ranks whose steps all others have left as well."""
+        for rank in self._core.world.saving():
+            message = rank.saving
+            if message is None or any(step < message.step for step in flow.open_steps):
+                continue
+            rank.saving = None
+            if message.step > flow.step:
+                text = (
+                    f"a checkpoint counts only steps that every rank trained; {rank.name} trained step "
+                    f"{flow.step}, and another rank gave it back: load the last checkpoint on all ranks"
+                )
+                self._core.refuse(rank, message.request, "HookStateError", text)
+            else:
+                self._take(rank, message, flow)
+
+    def _take(self, rank: Attachment, message: TakeState, flow: Flow) -> None:
         interrupt = message.interrupt or self._core.stop_reason is not None
-        terms = (step, flow.lineage, message.payload, interrupt)
+        terms = (message.step, flow.lineage, message.payload, interrupt)
         newest = self._snapshots[-1] if self._snapshots else None
         if newest is None or newest.terms != terms or rank.key in newest.served:
             newest = self._begin(terms, flow)
@@ -107,6 +137,9 @@ class States:
 
     def left(self, rank: Attachment) -> None:
         """A rank is gone; its leases return elsewhere."""
+        if self._core.world.is_broken:
+            for member in self._core.world.saving():
+                member.saving = None  # it hears of the rank that is gone
         for snapshot in self._snapshots:
             snapshot.asking = [(asker, request) for asker, request in snapshot.asking if asker is not rank]
             snapshot.copying.discard(rank.number)

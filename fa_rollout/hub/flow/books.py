@@ -220,15 +220,9 @@ class Books:
             **{end.value: self.ends[end] for end in End},
         )
 
-    def state(self, trained: Iterable[int] = ()) -> tuple[int, list[int], dict[str, int]]:
-        """What a checkpoint keeps: the cursor, what is unfinished below it, and the counts of ends.
-
-        Args:
-            trained: handed groups that the checkpoint covers, though not every rank has said so yet.
-        """
-        done = {name for name in trained if name in self.groups}
-        ends = self.ends + Counter({End.TRAINED: len(done)})
-        return self.cursor, sorted(self.groups.keys() - done), {end.value: ends[end] for end in End}
+    def state(self) -> tuple[int, list[int], dict[str, int]]:
+        """What a checkpoint keeps: the cursor, what is unfinished below it, and the counts of ends."""
+        return self.cursor, sorted(self.groups), {end.value: self.ends[end] for end in End}
 
     def rewind(self, cursor: int, unfinished: Iterable[int], ends: dict[str, int]) -> list[Group]:
         """Go to a checkpoint's books; returns the live groups that it does not know as live.

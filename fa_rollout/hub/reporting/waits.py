@@ -21,6 +21,10 @@ def _ranks(core: Core, now_s: float) -> list[Wait]:
     if waiting:
         since_s = max(now_s - rank.waiting_since_s for rank in waiting)
         found.append(Wait(who=_names(core, waiting), what=_batch(core, waiting), since_s=since_s))
+    saving = core.world.saving()
+    if saving:
+        since_s = max(now_s - rank.saving_since_s for rank in saving)
+        found.append(Wait(who=_names(core, saving), what=core.steps.oldest_end, since_s=since_s))
     entered = [rank for rank in core.world.members.values() if rank.entered_update is not None]
     if entered and core.updates.phase is not Phase.IDLE:
         since_s = core.clock.update_s(now_s)

@@ -23,6 +23,12 @@ class Watch:
                 text = f"{rank.name} waited {stall_s:.0f} s for a batch (trainer.stall_s): {waits_for}"
                 self._core.refuse(rank, rank.waiting.request, "Stalled", text)
                 rank.waiting = None
+        for rank in self._core.world.saving():
+            if now_s - rank.saving_since_s > stall_s and rank.saving is not None:
+                waits_for = self._core.steps.oldest_end
+                text = f"{rank.name} waited {stall_s:.0f} s for its checkpoint (trainer.stall_s): {waits_for}"
+                self._core.refuse(rank, rank.saving.request, "Stalled", text)
+                rank.saving = None
         self._watch_ring(now_s)
         self._watch_leases()
         if self._core.flow is not None and len(self._core.flow.kept):

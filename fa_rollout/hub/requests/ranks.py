@@ -168,8 +168,8 @@ class RankDesk:
             )
             step = self._core.steps.finish(rank, message, self._core.flow)
             if step is not None:
-                self._states.prune()
                 self._core.log.write(message.outcome, step=step.step, version=step.version, groups=step.names)
+                self._states.step_ended(self._core.flow)
 
     def _abort(self, rank: Attachment, message: m.Abort, flow: Flow) -> None:
         running = flow.books.running()

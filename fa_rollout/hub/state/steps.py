@@ -71,6 +71,12 @@ class Steps:
         """Whether the next step waits for the slowest rank to end its last one."""
         return len(self._open) > 1
 
+    @property
+    def oldest_end(self) -> str:
+        """Who must still end the oldest open step, in words."""
+        slow = ", ".join(member.name for member in self._world.members.values() if self.is_behind(member))
+        return f"{slow} to end step {min(self._open)}"
+
     def next_step(self, rank: Attachment) -> int | None:
         """The step that a rank has yet to finish; None when it is done with all that are open."""
         unfinished = [number for number, o in self._open.items() if rank.key not in o.outcomes]
@@ -87,8 +93,7 @@ class Steps:
         opened = self._open.get(number)
         if opened is None:
             if self.is_full:
-                slow = ", ".join(m.name for m in self._world.members.values() if self.is_behind(m))
-                return Wait(reason=f"{slow} to end step {min(self._open)}")
+                return Wait(reason=self.oldest_end)
             if number != flow.step:
                 self._refuse(rank, f"rank asks for step {number}, the run stands at step {flow.step}")
                 return None

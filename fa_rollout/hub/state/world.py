@@ -6,7 +6,7 @@ Invariant: all attachments of one world agree on its size, and no batch leaves b
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.messages import Hello, Next, UpdateEnter, UpdatePassed, UpdatePublish
+from trainer_hook.messages import Hello, Next, TakeState, UpdateEnter, UpdatePassed, UpdatePublish
 
 Key = tuple[int, int]
 """(data-parallel rank, index among the peers that share it)."""
@@ -22,6 +22,9 @@ class Attachment:
     """The server's end of its channel; opaque here."""
     waiting: Next | None = None
     waiting_since_s: float = 0.0
+    saving: TakeState | None = None
+    """Its request for a state, which counts a step that another rank has not left."""
+    saving_since_s: float = 0.0
     entered_update: UpdateEnter | UpdatePassed | UpdatePublish | None = None
     """Its request inside the update that is going on."""
     has_state: bool = False
@@ -108,3 +111,7 @@ class World:
     def waiting(self) -> list[Attachment]:
         """Ranks that wait for a batch."""
         return [member for member in self.members.values() if member.waiting is not None]
+
+    def saving(self) -> list[Attachment]:
+        """Ranks that wait for a state."""
+        return [member for member in self.members.values() if member.saving is not None]
