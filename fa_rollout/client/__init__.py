@@ -3,7 +3,6 @@
 from fa_rollout.client.base.errors import (
     ClientError,
     ControlFailed,
-    EngineOverloaded,
     EngineUnavailable,
     FailureClass,
     InvalidReply,
@@ -24,7 +23,6 @@ __all__ = [
     "Completion",
     "ControlFailed",
     "EngineInfo",
-    "EngineOverloaded",
     "EnginePool",
     "EngineUnavailable",
     "FailureClass",

@@ -16,6 +16,7 @@ from fa_rollout.client.base.circuit import Circuit, Window
 from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.descriptors import allowed_connections
 from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRefused
+from fa_rollout.client.base.patience import Patience
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine import control
@@ -27,8 +28,10 @@ from fa_rollout.client.fleet.membership import Membership
 from fa_rollout.client.fleet.opening import Opening
 from fa_rollout.client.fleet.recovery import Recovery, Weights
 from fa_rollout.client.fleet.weight_stream import WeightStream
+from fa_rollout.client.requests.call import Call
 from fa_rollout.client.requests.flight import Flights
-from fa_rollout.client.requests.sender import Call, Sender
+from fa_rollout.client.requests.retries import Retries
+from fa_rollout.client.requests.sender import Sender
 from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_statistics
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
@@ -155,6 +158,13 @@ class EnginePool:
             policy=self.policy,
             ids=ids,
             books=self._books,
+            retries=Retries(
+                policy=self.policy,
+                clock=self._clock,
+                patience=Patience(self.policy.unavailable_timeout_s),
+                dispatcher=self._dispatcher,
+                recovery=self._recovery,
+            ),
             turnstile=Turnstile(),
             stream=self._stream,
             vocab_size=self._vocab_size,
@@ -177,7 +187,8 @@ class EnginePool:
         """Who comes and goes."""
 
     def _lane(self, url: str) -> Lane:
-        circuit = Circuit(self.policy.circuit_failures)
+        policy = self.policy
+        circuit = Circuit(policy.circuit_failures, policy.max_untrue, policy.untrue_rest_s)
         return Lane(url=url, window=Window(self._max_per_engine), circuit=circuit)
 
     def _resize_lanes(self) -> None:
@@ -247,9 +258,10 @@ class EnginePool:
 
         Raises:
             RequestRefused: refused for good (sent once), or ids outside of the vocabulary (never sent).
-            InvalidReply: an answer that breaks a rule of truth.
-            RequestTimedOut, EngineOverloaded, RequestFailed: the attempts are used up.
-            EngineUnavailable: no engine came back within `unavailable_timeout_s`.
+            InvalidReply: answers that break a rule of truth, of every engine that was asked.
+            RequestTimedOut: silence on every attempt.
+            RequestFailed: no engine answered it for `unavailable_timeout_s`, while others were answered.
+            EngineUnavailable: no engine answered anything for `unavailable_timeout_s`.
         """
         self._check(rid, input_ids)
         call = Call(

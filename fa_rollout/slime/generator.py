@@ -48,7 +48,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     policy = FailurePolicy(
         max_attempts=60,
         request_timeout_s=config.engine.request_timeout_s,
-        unavailable_timeout_s=600.0,
+        unavailable_timeout_s=config.trainer.stall_s,
         backoff_cap_s=2.0,
     )
     pool = await _open_pool(config, policy, stack) if takes_fast_path(args, options) else None

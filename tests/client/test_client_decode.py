@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fa_rollout.client.base.errors import InvalidReply
 from fa_rollout.client.wire.decode import _completion, _fast, _plain, decode_reply
+from fa_rollout.client.wire.verdict import Verdict
 from tests.client.client_kit import body
 
 
@@ -92,7 +93,18 @@ def test_a_log_probability_that_is_none_is_refused_with_its_place(value: Any, fo
         ({"output_ids": [11]}, "found 2 items"),
         ({"output_ids": [11, -1]}, "whole numbers"),
         ({"output_ids": [11, 2**31]}, "whole numbers"),
+        ({"output_ids": [11, 2**32 + 12]}, "whole numbers"),
+        ({"output_ids": [11, 2**80]}, "whole numbers"),
         ({"output_ids": [11, 1.5]}, "whole numbers"),
+        ({"meta": {"output_token_logprobs": [[-0.5, 11], [None, -0.25, 12, None]]}}, "must be for id 12"),
+        (
+            {"meta": {"output_token_logprobs": [[-0.5, 11, None], [-0.5, 12, None, None]]}},
+            "must be for id 12",
+        ),
+        ({"meta": {"output_token_logprobs": [[-0.5, 11, None, -0.5], [12, None]]}}, "must be for id 11"),
+        ({"meta": {"output_token_logprobs": [[-0.5, 11, None], [-0.5, True, None]]}}, "must be for id 12"),
+        ({"meta": {"output_token_logprobs": [[-(10**400), 11, None], [-0.5, 12, None]]}}, "must be finite"),
+        ({"meta": {"output_token_logprobs": [-0.5, 11]}}, "must be for id 11"),
         ({"output_ids": "11"}, "list of token ids"),
         ({"meta": {"finish_reason": None}}, "finish_reason"),
         ({"meta": {"finish_reason": {"type": "error"}}}, "stop, length or abort"),
@@ -106,8 +118,11 @@ def test_a_log_probability_that_is_none_is_refused_with_its_place(value: Any, fo
     ],
 )
 def test_an_answer_in_conflict_with_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
+    tree = json.loads(body())
+    tree["meta_info"] |= changes.get("meta", {})
+    tree |= {key: value for key, value in changes.items() if key != "meta"}
     with pytest.raises(InvalidReply, match=reason):
-        decode_reply(body(**changes))
+        decode_reply(json.dumps(tree).encode())
 
 
 @pytest.mark.parametrize(
@@ -122,6 +137,25 @@ def test_an_answer_nested_without_end_is_refused_though_its_tokens_are_there() -
     raw = body(meta={"more": 1}).replace(b'"more":1', b'"more":' + b"[" * 100_000 + b"]" * 100_000)
     with pytest.raises(InvalidReply, match="recursion depth"):
         decode_reply(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b'{"error":{"message":"why","code":429}}', 429),
+        (b'{"object":"error","message":"why","type":"503","param":null,"code":503}', 503),
+        (b'{"error":{"message":"why","code":"400"}}', 400),
+    ],
+)
+def test_an_error_in_place_of_an_answer_is_its_verdict(raw: bytes, status: int) -> None:
+    with pytest.raises(Verdict, match="why") as caught:
+        decode_reply(raw)
+    assert caught.value.status == status
+
+
+def test_an_abort_may_lack_every_list() -> None:
+    raw = b'{"text":"","meta_info":{"id":"r","finish_reason":{"type":"abort"},"prompt_tokens":0}}'
+    assert decode_reply(raw).finish == "abort"
 
 
 @pytest.mark.parametrize("keys", [{}, {"output_token_logprobs": []}])

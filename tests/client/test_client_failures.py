@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from fa_rollout.client import (
     Completion,
-    EngineOverloaded,
     EnginePool,
     EngineUnavailable,
     FailureClass,
@@ -23,6 +23,11 @@ from tests.client.client_kit import PROMPT, ask, ask_many, assert_true, body, qu
 def faulty(*rules: Rule, **settings: Any) -> ScriptedEngine:
     """An engine with these faults for samples; the ids of samples begin with an r, the probe's does not."""
     return ScriptedEngine.start(Script(lengths=Lengths(tokens=8)), rules=list(rules), **settings)
+
+
+def verdict(code: Any, message: str = "said so") -> dict[str, Any]:
+    """A finish reason that tells an error."""
+    return {"type": "abort", "message": message, "status_code": code, "err_type": "Error"}
 
 
 def overload(**changes: Any) -> Rule:
@@ -98,7 +103,7 @@ def test_a_socket_that_the_server_dropped_when_idle_costs_nothing() -> None:
 
 def test_refusals_at_once_come_again_spread_out() -> None:
     with faulty(overload(times=200)) as engine:
-        policy = quick(overload_base_s=2.0, backoff_cap_s=4.0, max_attempts=8)
+        policy = quick(overload_base_s=2.0, backoff_cap_s=4.0)
         results = run_with(engine, lambda pool: ask_many(pool, 200), policy=policy)
         assert all(isinstance(r, Completion) for r in results)
         retries = sorted(r.time_s for r in sent(engine))[200:]
@@ -106,29 +111,87 @@ def test_refusals_at_once_come_again_spread_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind", "failure"),
+    ("rule", "failure"),
     [
-        (overload(), EngineOverloaded, FailureClass.OVERLOAD),
-        (Rule(rid="-r", status=500, body="broken"), RequestFailed, FailureClass.TRANSIENT),
-        (Rule(rid="-r", drop="before"), RequestFailed, FailureClass.TRANSIENT),
-        (Rule(rid="-r", drop="middle"), RequestFailed, FailureClass.TRANSIENT),
+        (overload(), FailureClass.OVERLOAD),
+        (Rule(rid="-r", status=500, body="broken"), FailureClass.TRANSIENT),
+        (Rule(rid="-r", drop="before"), FailureClass.TRANSIENT),
+        (Rule(rid="-r", drop="middle"), FailureClass.TRANSIENT),
+        (Rule(rid="-r", abort_after=0, finish=verdict(503)), FailureClass.OVERLOAD),
+        (Rule(rid="-r", body='{"error":{"message":"broken","code":500}}'), FailureClass.TRANSIENT),
     ],
 )
-def test_what_never_ends_is_given_up_after_exactly_the_configured_attempts(
-    rule: Rule, kind: type[RequestFailed], failure: FailureClass
+def test_a_condition_of_the_server_is_borne_for_as_long_as_a_dead_engine_and_blamed_on_it(
+    rule: Rule, failure: FailureClass
 ) -> None:
     with faulty(rule) as engine:
 
         async def work(pool: EnginePool) -> None:
             results = await ask_many(pool, 3)
-            assert [type(r) for r in results] == [kind] * 3
-            assert "attempt 3" in str(results[0])
+            assert [type(r) for r in results] == [EngineUnavailable] * 3
             assert engine.url in str(results[0])
-            assert pool.statistics().lanes[0].failures == {failure: 9}
+            (lane,) = pool.statistics().lanes
+            assert set(lane.failures) == {failure}
+            assert lane.failing_s > 0.5
             assert pool.statistics().num_in_flight == 0
 
-        run_with(engine, work, policy=quick(max_attempts=3, circuit_failures=100))
-        assert len(sent(engine)) == 9
+        run_with(
+            engine, work, policy=quick(unavailable_timeout_s=0.8, circuit_failures=1000, backoff_cap_s=0.2)
+        )
+        assert len(sent(engine)) > 3 * 4
+
+
+@pytest.mark.parametrize("code", [400, "400", 404, 413, 422])
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_a_refusal_inside_of_an_answer_is_final_and_told_in_the_engines_words(
+    code: Any, num_tokens: int
+) -> None:
+    finish = verdict(code, "The input is longer than the context.")
+    with faulty(Rule(rid="-r", abort_after=num_tokens, finish=finish)) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            with pytest.raises(RequestRefused, match="longer than the context"):
+                await ask(pool)
+
+        run_with(engine, work)
+        assert len(sent(engine)) == 1
+
+
+@pytest.mark.parametrize("code", [429, 503, 500, 502])
+def test_tokens_from_before_a_condition_of_the_server_are_kept_as_those_of_an_abort(code: int) -> None:
+    with faulty(Rule(rid="-r", abort_after=3, finish=verdict(code))) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            completion = await ask(pool)
+            assert (completion.finish, len(completion.output_ids)) == ("abort", 3)
+            assert_true(completion)
+            assert pool.statistics().lanes[0].failing_s > 0
+
+        run_with(engine, work)
+
+
+def test_a_request_that_none_answers_while_others_are_answered_is_given_up_alone() -> None:
+    with faulty(Rule(rid="-rpoison", status=500, body="broken by it")) as engine:
+
+        async def work(pool: EnginePool) -> None:
+            call = asyncio.create_task(ask(pool, "rpoison"))
+            while not call.done():
+                assert_true(await ask(pool, "rgood"))
+                await asyncio.sleep(0.02)
+            with pytest.raises(RequestFailed, match="broken by it; others were answered meanwhile"):
+                await call
+
+        run_with(engine, work, policy=quick(unavailable_timeout_s=1.0))
+
+
+def test_prompts_of_an_abort_without_tokens_are_not_compared() -> None:
+    for rule in (
+        Rule(abort_after=0, meta={"prompt_tokens": 0}),
+        Rule(abort_after=0, lacks=["prompt_tokens"]),
+    ):
+        with faulty(msgspec.structs.replace(rule, rid="-r")) as engine:
+            completion = run_with(engine, ask)
+            assert (completion.finish, len(completion.output_ids)) == ("abort", 0)
 
 
 @pytest.mark.parametrize("drop", ["before", "middle"])
@@ -146,20 +209,93 @@ def test_a_dropped_connection_is_tried_again_and_the_old_attempt_is_ended_by_its
         assert [r.rid for r in sent(engine, "/abort_request")] == [first.rid]
 
 
-@pytest.mark.parametrize(
-    "corrupt", ["null", "nan", "-inf", "positive", "short", "absent", "ids", "unfinished"]
-)
-def test_an_answer_that_is_not_true_is_refused_with_its_reason_and_not_asked_for_again(corrupt: Any) -> None:
-    with faulty(Rule(rid="-r", corrupt=corrupt, times=1)) as engine:
+UNTRUE = [
+    *(
+        Rule(corrupt=kind)
+        for kind in ("null", "nan", "-inf", "positive", "short", "absent", "ids", "unfinished")
+    ),
+    Rule(body=""),
+    Rule(body="<html>busy</html>"),
+    Rule(body='{"error":"it did not work"}'),
+    Rule(meta={"id": "another"}),
+    Rule(meta={"completion_tokens": 5}),
+    Rule(meta={"prompt_tokens": 1}),
+    Rule(last_id=4294967297),
+    Rule(last_id=2**70),
+    Rule(gzip_bytes=1 << 26),
+    Rule(endless=True),
+    Rule(status=307, location="http://127.0.0.1:9/generate"),
+    Rule(status=401, body="no key"),
+]
+
+
+@pytest.mark.parametrize("rule", UNTRUE)
+def test_an_untrue_answer_is_asked_for_once_more_of_another_engine(rule: Rule) -> None:
+    with faulty(msgspec.structs.replace(rule, rid="-r")) as liar, faulty() as good:
+
+        async def work(pool: EnginePool) -> None:
+            results = await ask_many(pool, 4)
+            for result in results:
+                assert isinstance(result, Completion)
+                assert_true(result)
+                assert result.engine == good.url
+            lane = next(lane for lane in pool.statistics().lanes if lane.url == liar.url)
+            assert set(lane.failures) == {FailureClass.INVALID}
+            assert len(sent(liar)) == lane.failures[FailureClass.INVALID]
+            assert len(sent(good)) == 4
+
+        run_with([liar.url, good.url], work)
+
+
+def test_one_engine_alone_is_asked_once_more_and_then_the_reason_is_told() -> None:
+    with faulty(Rule(rid="-r", corrupt="nan")) as engine:
 
         async def work(pool: EnginePool) -> None:
             with pytest.raises(InvalidReply, match=engine.url):
-                await ask(pool, "r1")
-            assert pool.statistics().lanes[0].failures == {FailureClass.INVALID: 1}
-            assert_true(await ask(pool, "r2"))
+                await ask(pool)
+            lane = pool.statistics().lanes[0]
+            assert (lane.failures, lane.circuit) == ({FailureClass.INVALID: 2}, "closed")
 
         run_with(engine, work)
         assert len(sent(engine)) == 2
+
+
+def test_an_engine_that_keeps_lying_is_taken_out_loudly_and_tried_with_one_request_after_a_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with faulty(Rule(rid="-r", corrupt="nan")) as liar, faulty() as good:
+
+        async def work(pool: EnginePool) -> None:
+            async def asked(name: str) -> None:
+                for result in await asyncio.gather(*(ask(pool, f"r{name}{i}") for i in range(12))):
+                    assert_true(result)
+
+            def state() -> str:
+                return next(lane.circuit for lane in pool.statistics().lanes if lane.url == liar.url)
+
+            await asked("a")
+            assert state() == "open"
+            num_before = len(sent(liar))
+            await asked("b")
+            assert len(sent(liar)) == num_before
+            await until(lambda: state() == "closed")
+            await asked("c")
+            assert (len(sent(liar)), state()) == (num_before + 1, "open")
+            liar.configure(rules=[])
+            await until(lambda: state() == "closed")
+            await asked("d")
+            assert len(sent(liar)) > num_before + 1
+
+        run_with([liar.url, good.url], work, policy=quick(untrue_rest_s=0.3))
+        told = [r for r in caplog.records if r.levelname == "ERROR"]
+        assert len(told) == 1
+        assert liar.url in told[0].getMessage()
+
+
+def test_an_engine_that_wants_a_key_is_known_at_the_start() -> None:
+    for rule in (Rule(path="/model_info", status=401), Rule(status=403, body="forbidden")):
+        with faulty(rule) as engine, pytest.raises(EngineUnavailable, match="FA_ROLLOUT_ENGINE_KEY"):
+            run_with(engine, ask, policy=quick(start_timeout_s=30.0))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +369,7 @@ def test_an_engine_that_comes_back_gets_requests_again() -> None:
             assert_true(await call)
             assert pool.statistics().lanes[0].circuit == "closed"
 
-        run_with(engine, work, policy=quick(circuit_failures=2, max_attempts=4, backoff_base_s=0.01))
+        run_with(engine, work, policy=quick(circuit_failures=2, backoff_base_s=0.01))
 
 
 def test_when_all_engines_are_gone_each_is_named_with_its_last_error() -> None:
@@ -251,7 +387,7 @@ def test_when_all_engines_are_gone_each_is_named_with_its_last_error() -> None:
             with pytest.raises(EngineUnavailable):  # no fresh wait while the outage lasts
                 await asyncio.wait_for(ask(pool, "late"), 0.2)
 
-        policy = quick(circuit_failures=2, max_attempts=8, unavailable_timeout_s=0.5, backoff_base_s=0.01)
+        policy = quick(circuit_failures=2, unavailable_timeout_s=0.5, backoff_base_s=0.01)
         run_with([first.url, second.url], work, policy=policy)
 
 

@@ -19,7 +19,8 @@ from fa_rollout.client.base.errors import FailureClass
 from fa_rollout.client.base.policy import FailurePolicy, backoff_s, classify_status
 from fa_rollout.client.wire.address import AddressError, engine_url
 from fa_rollout.client.wire.request import WireIds, generate_body
-from fa_rollout.client.wire.stream import LastEvent, StreamError
+from fa_rollout.client.wire.stream import LastEvent
+from fa_rollout.client.wire.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_request_asks_for_one_sample_with_log_probabilities() -> None:
 def test_a_stream_in_any_pieces_ends_in_its_last_whole_payload(cuts: list[int]) -> None:
     raw = b"".join(b'data: {"n":%d}\n\n' % n for n in range(5)) + b"data: [DONE]\n\n"
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    events = LastEvent()
+    events = LastEvent(1 << 20)
     for start, stop in pairwise(edges):
         events.feed(raw[start:stop])
     assert events.is_done
@@ -82,15 +83,15 @@ def test_a_stream_in_any_pieces_ends_in_its_last_whole_payload(cuts: list[int]) 
 
 
 def test_a_stream_cut_off_keeps_its_last_whole_payload() -> None:
-    events = LastEvent()
+    events = LastEvent(1 << 20)
     events.feed(b'data: {"n":1}\n\ndata: {"n":2}\n\ndata: {"n":')
     assert not events.is_done
     assert events.payload == b'{"n":2}'
 
 
 def test_an_error_event_is_an_error() -> None:
-    with pytest.raises(StreamError, match="too long") as caught:
-        LastEvent().feed(b'data: {"error":{"message":"too long","code":400}}\n\ndata: [DONE]\n\n')
+    with pytest.raises(Verdict, match="too long") as caught:
+        LastEvent(1 << 20).feed(b'data: {"error":{"message":"too long","code":400}}\n\ndata: [DONE]\n\n')
     assert caught.value.status == 400
 
 
@@ -105,8 +106,8 @@ def test_an_error_event_is_an_error() -> None:
     ],
 )
 def test_an_error_event_of_any_form_is_an_error(error: bytes, status: int, text: str) -> None:
-    with pytest.raises(StreamError) as caught:
-        LastEvent().feed(b"data: " + error + b"\n\n")
+    with pytest.raises(Verdict) as caught:
+        LastEvent(1 << 20).feed(b"data: " + error + b"\n\n")
     assert (caught.value.status, caught.value.text) == (status, text)
 
 
@@ -121,7 +122,7 @@ def test_an_error_event_of_any_form_is_an_error(error: bytes, status: int, text:
 )
 def test_comments_other_fields_and_carriage_returns_hide_no_payload(raw: bytes) -> None:
     for pieces in ([raw], [raw[i : i + 1] for i in range(len(raw))]):
-        events = LastEvent()
+        events = LastEvent(1 << 20)
         for piece in pieces:
             events.feed(piece)
         assert events.is_done

@@ -1,10 +1,13 @@
 """Whether one engine gets requests: pure bookkeeping of its failures, on a given clock.
 
 States: CLOSED (requests flow), OPEN after failures in a row (none flow, a prober asks), CLOSED by a probe.
+Untrue answers in a row open it too; a probe is believed only after a rest then, and longer each time.
 Overload never opens a circuit: it narrows the lane instead, as TCP does with its window.
 """
 
 from enum import StrEnum
+
+_MOST_DOUBLINGS = 6
 
 
 class CircuitState(StrEnum):
@@ -15,12 +18,19 @@ class CircuitState(StrEnum):
 
 
 class Circuit:
-    """Counts transient failures in a row."""
+    """Counts transient failures in a row, and untrue answers."""
 
-    def __init__(self, max_failures: int) -> None:
+    def __init__(self, max_failures: int, max_untrue: int = 3, untrue_rest_s: float = 10.0) -> None:
         self._max_failures = max_failures
+        self._max_untrue = max_untrue
+        self._untrue_rest_s = untrue_rest_s
         self.state = CircuitState.CLOSED
         self.failures_in_row = 0
+        self.untrue_in_row = 0
+        self.num_exposed = 0
+        """Times in a row that it was taken out for untrue answers."""
+        self.rests_until = 0.0
+        """Not to be closed by a probe before this time (the caller's clock)."""
         self.last_error = ""
 
     @property
@@ -29,8 +39,22 @@ class Circuit:
         return self.state is CircuitState.OPEN
 
     def succeed(self) -> None:
-        """A whole answer, of any kind: the engine works."""
-        self.failures_in_row = 0
+        """A true answer: the engine works."""
+        self.failures_in_row = self.untrue_in_row = self.num_exposed = 0
+
+    def lie(self, error: str, now: float, *, is_last: bool) -> bool:
+        """An untrue answer; True when it opens the circuit, which that of the last engine never does.
+
+        One that was taken out before for this has one answer to prove itself.
+        """
+        self.untrue_in_row += 1
+        self.last_error = error
+        if is_last or self.is_open or self.untrue_in_row < (1 if self.num_exposed else self._max_untrue):
+            return False
+        rest_s = self._untrue_rest_s * 2.0 ** min(self.num_exposed, _MOST_DOUBLINGS)
+        self.num_exposed += 1
+        self.rests_until = now + rest_s
+        return self.open(error)
 
     def fail(self, error: str) -> bool:
         """A transient failure; True when it opens the circuit."""
@@ -47,7 +71,7 @@ class Circuit:
     def close(self) -> None:
         """A probe succeeded."""
         self.state = CircuitState.CLOSED
-        self.failures_in_row = 0
+        self.failures_in_row = self.untrue_in_row = 0
 
 
 class Window:
@@ -86,6 +110,6 @@ class Window:
         """No dispatch before this time, or one that is later already."""
         self.not_before = max(self.not_before, until)
 
-    def restart(self) -> None:
+    def restart(self, allowed: int) -> None:
         """After an outage: begin small, so that a cold engine is not flooded."""
-        self.allowed = min(self.capacity, 8)
+        self.allowed = min(self.capacity, allowed)

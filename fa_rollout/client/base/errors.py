@@ -10,13 +10,20 @@ class FailureClass(StrEnum):
     """What kind of trouble a request ran into; the kind alone decides what is done about it."""
 
     TRANSIENT = "transient"
-    """Connection refused, reset or dropped, 500, 502, 504, silence to the deadline: tried again elsewhere."""
+    """Connection refused, reset or dropped, 500, 502, 504: the engine's condition, waited out in time."""
     OVERLOAD = "overload"
-    """503 or 429: tried again, and dispatch to that engine slows down."""
+    """503 or 429: the same, and dispatch to that engine slows down."""
+    SILENCE = "silence"
+    """No answer to the deadline of one request: tried again elsewhere, a few times."""
     PERMANENT = "permanent"
     """The engine refuses this very request: never tried again."""
     INVALID = "invalid"
-    """An answer that breaks a rule of truth: never patched, never tried again in silence."""
+    """An answer that breaks a rule of truth: never patched; another engine is asked once."""
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether it says something of the server, and nothing of the request."""
+        return self in (FailureClass.TRANSIENT, FailureClass.OVERLOAD)
 
 
 class ClientError(FaRolloutError):
@@ -41,18 +48,18 @@ class InvalidReply(RequestFailed, ValueError):
     failure: ClassVar[FailureClass] = FailureClass.INVALID
 
 
-class EngineOverloaded(RequestFailed):
-    """Engines answered 503 or 429 until the attempts were used up."""
-
-    failure: ClassVar[FailureClass] = FailureClass.OVERLOAD
-
-
 class RequestTimedOut(RequestFailed, TimeoutError):
     """No answer within the deadline, on any attempt."""
 
+    failure: ClassVar[FailureClass] = FailureClass.SILENCE
+
 
 class EngineUnavailable(ClientError, ConnectionError):
-    """No engine can be used; the text names each engine and its last error."""
+    """No engine answers; the text names each engine and its last error. No request is to blame for it."""
+
+
+class AnswerTooLong(ClientError, ValueError):
+    """An answer is longer than any true one could be."""
 
 
 class ControlFailed(ClientError, RuntimeError):
@@ -61,6 +68,10 @@ class ControlFailed(ClientError, RuntimeError):
 
 class EnginePaused(ControlFailed):
     """An engine that stands still, paused by somebody who alone may end that."""
+
+
+class KeyRefused(ControlFailed):
+    """An engine wants another key than it was given; waiting does not help."""
 
 
 class ControlRefused(ControlFailed):

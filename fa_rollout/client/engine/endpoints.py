@@ -11,9 +11,17 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from fa_rollout.client.base.errors import ControlFailed, ControlRefused, FailureClass
+from fa_rollout.client.base.errors import (
+    AnswerTooLong,
+    ControlFailed,
+    ControlRefused,
+    FailureClass,
+    KeyRefused,
+)
 from fa_rollout.client.base.policy import FailurePolicy, classify_status
-from fa_rollout.client.wire.stream import LastEvent, StreamError
+from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
+from fa_rollout.client.wire.stream import LastEvent
+from fa_rollout.client.wire.verdict import Verdict
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 _TAKEN = "Duplicate request ID"
@@ -22,14 +30,27 @@ _JSON = {"Content-Type": "application/json"}
 _LARGE_BODY_BYTES = 1 << 19  # beyond this aiohttp sends in pieces, so that the loop is not held up
 
 
+_MAX_CONTROL_BYTES = 1 << 26
+_MAX_ERROR_BYTES = 500
+"""Of an error's body, as much as is shown."""
+
+
 class HttpFailure(Exception):
     """A request without a whole answer: the class of the failure, and what was seen."""
 
     def __init__(
-        self, failure: FailureClass, text: str, *, may_run: bool = False, retry_after_s: float = 0.0
+        self,
+        failure: FailureClass,
+        text: str,
+        *,
+        status: int | None = None,
+        may_run: bool = False,
+        retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(text)
         self.failure = failure
+        self.status = status
+        """None where none came."""
         self.may_run = may_run
         """The engine may have the request still: it was sent, and neither answered nor refused."""
         self.retry_after_s = retry_after_s
@@ -45,7 +66,9 @@ class Engine:
         self._policy = policy
         self._generate_url = URL(f"{url}/generate")
 
-    async def generate(self, body: bytes, routing_key: str | None, last_event: LastEvent | None) -> bytes:
+    async def generate(
+        self, body: bytes, routing_key: str | None, last_event: LastEvent | None, max_bytes: int
+    ) -> bytes:
         """Send one request; the whole answer. With `last_event` the answer is read as a stream.
 
         Raises:
@@ -54,24 +77,19 @@ class Engine:
         headers = _JSON if routing_key is None else {**_JSON, ROUTING_HEADER: routing_key}
         data = body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
         try:
-            async with self._session.post(self._generate_url, data=data, headers=headers) as response:
+            async with self._session.post(
+                self._generate_url, data=data, headers=headers, allow_redirects=False
+            ) as response:
                 if response.status != 200:
-                    text = (await response.read())[:500].decode(errors="replace")
-                    # No id is used twice here: a router tried again, and the first try may run still.
-                    is_taken = response.status == 400 and _TAKEN in text
-                    failure = FailureClass.TRANSIENT if is_taken else classify_status(response.status)
-                    after = response.headers.get("Retry-After", "")
-                    raise HttpFailure(
-                        failure,
-                        f"{response.status} {text}",
-                        may_run=is_taken,
-                        retry_after_s=float(after) if after.isascii() and after.isdigit() else 0.0,
-                    )
+                    raise await _refusal(response)
+                _check_plain(response)
                 if last_event is None:
-                    return await response.read()
+                    return await read_body(response, max_bytes)
                 return await _read_stream(response, last_event)
-        except StreamError as error:
-            raise HttpFailure(classify_status(error.status), f"{error.status} {error.text}") from None
+        except Verdict as verdict:
+            raise failure_of(verdict) from None
+        except AnswerTooLong as error:
+            raise HttpFailure(FailureClass.INVALID, str(error), may_run=True) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError includes aiohttp's connect timeout
             never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             raise HttpFailure(FailureClass.TRANSIENT, describe(error), may_run=not never_sent) from error
@@ -96,6 +114,8 @@ class Engine:
         self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
     ) -> dict[str, Any]:
         status, body = await self._exchange(method, path, data, limit_s)
+        if hint := key_hint(status):
+            raise KeyRefused(f"{method} {self.url}{path} must be accepted, found {status}{hint}")
         if status >= 300:
             text = body[:500].decode(errors="replace")
             raise ControlRefused(f"{method} {self.url}{path} must be accepted, found {status} {text}", status)
@@ -118,15 +138,56 @@ class Engine:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._session.request(method, f"{self.url}{path}", data=data, headers=_JSON) as response,
+                self._session.request(
+                    method, f"{self.url}{path}", data=data, headers=_JSON, allow_redirects=False
+                ) as response,
             ):
-                return response.status, await response.read()
+                if response.status >= 300:
+                    return response.status, (await read_start(response, _MAX_ERROR_BYTES)).encode()
+                _check_plain(response)
+                return response.status, await read_body(response, _MAX_CONTROL_BYTES)
+        except (HttpFailure, AnswerTooLong) as error:
+            raise ControlFailed(f"{method} {self.url}{path} must be answered: {error}") from None
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 text = f"no answer within {limit_s:g} s"
             else:
                 text = describe(error)
             raise ControlFailed(f"{method} {self.url}{path} must be answered: {text}") from error
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> HttpFailure:
+    """What an answer of another status than 200 says."""
+    status = response.status
+    text = await read_start(response, _MAX_ERROR_BYTES)
+    # No id is used twice here: a router tried again, and the first try may run still.
+    is_taken = status == 400 and _TAKEN in text
+    target, more = response.headers.get("Location"), key_hint(status)
+    if target and status < 400:
+        more = f" (a redirect to {target!r:.200}; none is followed)"
+    return HttpFailure(
+        FailureClass.TRANSIENT if is_taken else classify_status(status),
+        f"{status} {text}{more}",
+        status=status,
+        may_run=is_taken,
+        retry_after_s=retry_after_s(response),
+    )
+
+
+def failure_of(verdict: Verdict) -> HttpFailure:
+    """The failure that an error under status 200 stands for."""
+    assert verdict.status is not None, "an error without a status is no answer at all"
+    return HttpFailure(
+        classify_status(verdict.status), f"{verdict}{key_hint(verdict.status)}", status=verdict.status
+    )
+
+
+def _check_plain(response: aiohttp.ClientResponse) -> None:
+    """Raise HttpFailure for a body that is packed, which nobody asked for."""
+    packed = response.headers.get("Content-Encoding", "identity")
+    if packed != "identity":
+        text = f"an answer must come as it is, since no compression is asked for; found {packed!r:.40}"
+        raise HttpFailure(FailureClass.INVALID, text, may_run=True)
 
 
 async def _read_stream(response: aiohttp.ClientResponse, last_event: LastEvent) -> bytes:

@@ -15,12 +15,15 @@ from fa_rollout.client.base.errors import (
     EnginePaused,
     EngineUnavailable,
     InvalidReply,
+    KeyRefused,
 )
+from fa_rollout.client.base.policy import KEY_STATUSES
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine, HttpFailure
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.decode import decode_reply
-from fa_rollout.client.wire.request import generate_body
+from fa_rollout.client.wire.request import answer_limit, generate_body
+from fa_rollout.client.wire.verdict import Verdict
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -103,6 +106,8 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
             return await work()
         except InvalidReply as error:
             raise EngineUnavailable(f"{url}: {error}") from error
+        except KeyRefused as error:
+            raise EngineUnavailable(str(error)) from error
         except ControlFailed as error:
             is_late = time.monotonic() + _RETRY_S > deadline
             if is_late and not isinstance(error, EnginePaused):
@@ -121,8 +126,11 @@ async def _one_token(engine: Engine, rid: str, limit_s: float, *, ends_pauses: b
     wish = f"{engine.url} must answer a request of one token"
     try:
         async with asyncio.timeout(limit_s):
-            reply = decode_reply(await engine.generate(body, None, None), engine=engine.url)
-    except HttpFailure as error:
+            limit = answer_limit([1], sampling, {})
+            reply = decode_reply(await engine.generate(body, None, None, limit), engine=engine.url)
+    except (HttpFailure, Verdict) as error:
+        if error.status in KEY_STATUSES:
+            raise KeyRefused(f"{wish}, found {error}") from error
         raise ControlFailed(f"{wish}, found {error}") from error
     except TimeoutError as error:
         found = f"silence for {limit_s:g} s"

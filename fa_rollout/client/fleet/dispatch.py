@@ -47,6 +47,9 @@ class Lane:
         return self.in_flight < self.window.allowed and self.is_usable and now >= self.window.not_before
 
 
+_NONE: frozenset[Lane] = frozenset()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiter:
     future: asyncio.Future[Lane]
@@ -54,7 +57,9 @@ class _Waiter:
     """Order of arrival; a retry keeps the one it had."""
     key: str | None
     avoid: Lane | None
-    """The lane that just failed this request: another one is taken when there is one."""
+    """The lane that just failed this request: another one is taken when one has room."""
+    barred: frozenset[Lane]
+    """Lanes that get it only when no other can be used."""
 
 
 class Dispatcher:
@@ -87,20 +92,24 @@ class Dispatcher:
         self.is_held = False
         self.pump()
 
-    def try_acquire(self, key: str | None, avoid: Lane | None = None) -> Lane | None:
+    def try_acquire(
+        self, key: str | None, avoid: Lane | None = None, barred: frozenset[Lane] = _NONE
+    ) -> Lane | None:
         """A slot at once, or None when somebody waits already or no lane has room."""
         if self.is_held or self._waiters:
             return None
-        lane = self._home(key)
+        lane = self._home(key, barred)
         if lane is not None:
             lane = lane if not lane.bound and lane.has_room(time.monotonic()) else None
         else:
-            lane = self._choose(avoid, time.monotonic())
+            lane = self._choose(avoid, barred, time.monotonic())
         if lane is not None:
             lane.in_flight += 1
         return lane
 
-    async def acquire(self, key: str | None, ticket: int, avoid: Lane | None = None) -> Lane:
+    async def acquire(
+        self, key: str | None, ticket: int, avoid: Lane | None = None, barred: frozenset[Lane] = _NONE
+    ) -> Lane:
         """A slot, when its turn comes. Cancellation gives back a slot that was granted meanwhile.
 
         Raises:
@@ -109,8 +118,8 @@ class Dispatcher:
         if self._refusal is not None:
             raise self._refusal()
         future: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(future=future, ticket=ticket, key=key, avoid=avoid)
-        home = self._home(key)
+        waiter = _Waiter(future=future, ticket=ticket, key=key, avoid=avoid, barred=barred)
+        home = self._home(key, barred)
         _insert(self._waiters if home is None else home.bound, waiter)
         self.num_waiting += 1
         self.pump()
@@ -166,30 +175,41 @@ class Dispatcher:
         for lane in self.lanes:
             while lane.bound and lane.has_room(now):
                 self._grant(lane.bound.popleft(), lane)
+        passed: list[_Waiter] = []
         while self._waiters:
-            if self._waiters[0].future.done():
-                self._waiters.popleft()
+            waiter = self._waiters.popleft()
+            if waiter.future.done():
                 continue
-            lane_or_none = self._choose(self._waiters[0].avoid, now)
-            if lane_or_none is None:
+            lane_or_none = self._choose(waiter.avoid, waiter.barred, now)
+            if lane_or_none is not None:
+                self._grant(waiter, lane_or_none)
+                continue
+            passed.append(waiter)
+            if not any(lane.has_room(now) for lane in self.lanes):
                 break
-            self._grant(self._waiters.popleft(), lane_or_none)
+        self._waiters.extendleft(reversed(passed))
         self._wake_later(now)
+
+    def others(self, barred: frozenset[Lane]) -> list[Lane]:
+        """Lanes that can be used besides these."""
+        return [lane for lane in self.lanes if lane.is_usable and lane not in barred]
 
     def _grant(self, waiter: _Waiter, lane: Lane) -> None:
         if not waiter.future.done():
             lane.in_flight += 1
             waiter.future.set_result(lane)
 
-    def _home(self, key: str | None) -> Lane | None:
+    def _home(self, key: str | None, barred: frozenset[Lane]) -> Lane | None:
         """The lane of a routing key: rendezvous hashing, so an outage moves only that engine's keys."""
         if self._balance is not Balance.STICKY or key is None:
             return None
-        usable = [lane for lane in self.lanes if lane.is_usable]
+        usable = self.others(barred) or self.others(_NONE)
         return max(usable, key=lambda lane: _score(key, lane.url), default=None)
 
-    def _choose(self, avoid: Lane | None, now: float) -> Lane | None:
+    def _choose(self, avoid: Lane | None, barred: frozenset[Lane], now: float) -> Lane | None:
         free = [lane for lane in self.lanes if lane.has_room(now)]
+        if barred and self.others(barred):
+            free = [lane for lane in free if lane not in barred]
         if avoid is not None and len(free) > 1:
             free = [lane for lane in free if lane is not avoid]
         if len(free) < 2:

@@ -26,7 +26,8 @@ from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.decode import decode_reply
-from fa_rollout.client.wire.request import TokenIds, WireIds, generate_body
+from fa_rollout.client.wire.request import TokenIds, WireIds, answer_limit, generate_body
+from fa_rollout.client.wire.verdict import Verdict
 
 _WAYS = {
     "files": "/update_weights_from_disk",
@@ -122,8 +123,9 @@ async def answer(url: str, input_ids: TokenIds, sampling: dict[str, Any], limit_
     try:
         async with open_session(policy) as session, asyncio.timeout(limit_s):
             engine = Engine(engine_url(url), session, policy)
-            return decode_reply(await engine.generate(body, None, None), engine=engine.url)
-    except HttpFailure as error:
+            limit = answer_limit(input_ids, sampling, {})
+            return decode_reply(await engine.generate(body, None, None, limit), engine=engine.url)
+    except (HttpFailure, Verdict) as error:
         raise ControlFailed(f"{url} must answer a prompt, found {error}") from error
     except TimeoutError as error:
         raise ControlFailed(f"{url} must answer a prompt, found silence for {limit_s:g} s") from error

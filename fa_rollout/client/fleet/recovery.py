@@ -5,6 +5,7 @@ Invariant: an engine gets requests again only when it is healthy and has the wei
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from fa_rollout.client.fleet.fleet import Fleet
 
 _LOG = logging.getLogger(__name__)
 _SLOWEST = 10.0
+_COLD = 8
+"""Requests at first for an engine that was out."""
 _HEALTH_TIMEOUT_S = 30.0
 """SGLang's /health runs a token and gives up after 20 s."""
 
@@ -76,6 +79,21 @@ class Recovery:
             lane.circuit.failures_in_row,
             lane.circuit.last_error,
         )
+        self._is_out(lane)
+
+    def exposed(self, lane: Lane) -> None:
+        """An engine has answered untruly too often: it is out, and has to prove itself when it is back."""
+        is_first = lane.circuit.num_exposed == 1
+        _LOG.log(
+            logging.ERROR if is_first else logging.INFO,
+            "event=engine_untrue endpoint=%s rest_s=%.0f last_error=%s",
+            lane.url,
+            lane.circuit.rests_until - time.monotonic(),
+            lane.circuit.last_error,
+        )
+        self._is_out(lane)
+
+    def _is_out(self, lane: Lane) -> None:
         self._dispatcher.rebind(lane)
         self._take_out(self._fleet.fronts[lane.url])
         if all(other.circuit.is_open for other in self._lanes.values()) and self._outage is None:
@@ -185,9 +203,15 @@ class Recovery:
             self._background.spawn(self._bring_back(engine))
 
     def _give_up(self) -> None:
-        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._lanes.values())
-        text = f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
+        text = str(self.unavailable())
         self._dispatcher.refuse(lambda: EngineUnavailable(text))
+
+    def unavailable(self) -> EngineUnavailable:
+        """Patience has ended."""
+        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._lanes.values())
+        return EngineUnavailable(
+            f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
+        )
 
     async def _bring_back(self, engine: Engine) -> None:
         interval_s = self._policy.probe_interval_s
@@ -196,10 +220,14 @@ class Recovery:
             interval_s = min(interval_s * 1.5, _SLOWEST * self._policy.probe_interval_s)
             if engine.url not in self._fleet.lost:
                 return  # it has left
+            lane = self._lanes.get(engine.url)
+            if lane is not None and time.monotonic() < lane.circuit.rests_until:
+                continue
             if await self.is_ready(engine):
                 break
         self._fleet.lost.discard(engine.url)
-        _LOG.warning("event=engine_back endpoint=%s", engine.url)
+        is_proven = lane is None or not lane.circuit.num_exposed
+        _LOG.log(logging.WARNING if is_proven else logging.INFO, "event=engine_back endpoint=%s", engine.url)
         self._enlist(engine)
         lane = self._lanes.get(engine.url)
         if lane is not None:
@@ -234,7 +262,7 @@ class Recovery:
 
     def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()
-        lane.window.restart()
+        lane.window.restart(1 if lane.circuit.num_exposed else _COLD)
         self._end_outage()
 
     def _end_outage(self) -> None:

@@ -1,4 +1,4 @@
-"""Getting one sample: a slot, a request, and the one layer of retries.
+"""Getting one sample: a slot, a request, and the one layer of retries (see `retries`).
 
 Who waits for whom: a call waits for a slot (the dispatcher), for its answer (one HTTP request), and between
 attempts for its back-off; an abort or the call's deadline ends each of these waits.
@@ -8,31 +8,31 @@ Invariants: every attempt has an id of its own; a slot is given back before its 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.errors import (
-    EngineOverloaded,
     FailureClass,
     InvalidReply,
-    RequestFailed,
-    RequestRefused,
     RequestTimedOut,
 )
-from fa_rollout.client.base.policy import FailurePolicy, backoff_s
+from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
-from fa_rollout.client.engine.endpoints import HttpFailure
+from fa_rollout.client.engine.endpoints import HttpFailure, failure_of
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery
+from fa_rollout.client.requests.call import Call
 from fa_rollout.client.requests.flight import Flight, Flights, end_scope
+from fa_rollout.client.requests.retries import Retries
 from fa_rollout.client.requests.statistics import Books
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.client.wire.decode import decode_reply
-from fa_rollout.client.wire.request import TokenIds, WireIds, generate_body
+from fa_rollout.client.wire.request import WireIds, answer_limit, generate_body
 from fa_rollout.client.wire.stream import LastEvent
+from fa_rollout.client.wire.verdict import Verdict
 
 T = TypeVar("T")
 
@@ -42,29 +42,11 @@ _DECODE_S_PER_BYTE = 3e-9
 """Estimates of CPU time, for the turnstile."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Call:
-    """One sample that is asked for: all its attempts."""
-
-    rid: str
-    input_ids: TokenIds
-    sampling_params: Mapping[str, Any]
-    routing_key: str | None
-    options: Mapping[str, Any]
-    deadline: float | None
-    """On the active clock."""
-    ticket: int
-    is_aborted: bool = False
-    flight: Flight | None = None
-    pause: asyncio.Timeout | None = None
-    """The scope of a wait for a slot or of a back-off."""
-
-
 class _Expired(HttpFailure):
     """Silence until the deadline."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(FailureClass.TRANSIENT, text)
+        super().__init__(FailureClass.SILENCE, text)
 
 
 class _Interrupted(Exception):
@@ -83,6 +65,7 @@ class Sender:
     policy: FailurePolicy
     ids: WireIds
     books: Books
+    retries: Retries
     turnstile: Turnstile
     stream: bool
     vocab_size: int | None = None
@@ -90,24 +73,20 @@ class Sender:
     async def deliver(self, call: Call) -> Completion:
         """The answer to a call; see `EnginePool.generate` for what it raises."""
         lane: Lane | None = None
-        for attempt in range(1, self.policy.max_attempts + 1):
+        while True:
             try:
-                lane = await self._slot(call, lane)
+                lane = await self._slot(call)
                 return await self._attempt(call, lane)
             except _Interrupted:
                 return self._interrupted(call, lane)
             except HttpFailure as failure:
                 assert lane is not None, "a request fails on some lane"
                 self._note(lane, failure)
-                if attempt == self.policy.max_attempts or not self._may_retry(call, failure):
-                    raise _final(call, lane, attempt, failure) from failure
-                delay_s = backoff_s(self.policy, failure.failure, attempt, random.random())
-                delay_s = max(delay_s, self._asked_for_s(failure))
+                delay_s = self.retries.delay_s(call, lane, failure)
             try:
                 await self._wait(call, asyncio.sleep(delay_s))
             except _Interrupted:
                 return self._interrupted(call, lane)
-        raise AssertionError("the last attempt returns or raises")
 
     def abort(self, call: Call) -> None:
         """End a call: at once where it waits, by its engine where it is in the air."""
@@ -117,11 +96,12 @@ class Sender:
         elif call.pause is not None:
             end_scope(call.pause)
 
-    async def _slot(self, call: Call, avoid: Lane | None) -> Lane:
+    async def _slot(self, call: Call) -> Lane:
+        key, avoid, barred = call.routing_key, call.avoid, call.liars
         while not call.is_aborted:
-            lane = self.dispatcher.try_acquire(call.routing_key, avoid)
+            lane = self.dispatcher.try_acquire(key, avoid, barred)
             if lane is None:
-                lane = await self._wait(call, self.dispatcher.acquire(call.routing_key, call.ticket, avoid))
+                lane = await self._wait(call, self.dispatcher.acquire(key, call.ticket, avoid, barred))
             try:
                 await self.turnstile.enter(_SEND_S)
             except asyncio.CancelledError:
@@ -151,11 +131,12 @@ class Sender:
         deadline = self.clock.now() + self.policy.request_timeout_s
         self.flights.launch(flight, deadline if call.deadline is None else min(deadline, call.deadline))
         call.flight = flight
-        last_event = LastEvent() if self.stream else None
+        limit = answer_limit(call.input_ids, call.sampling_params, call.options)
+        last_event = LastEvent(limit) if self.stream else None
         may_run = True
         try:
             async with flight.scope:
-                body = await self._exchange(call, flight, last_event)
+                body = await self._exchange(call, flight, last_event, limit)
             may_run = False
         except TimeoutError:
             return self._cut_off(call, flight, last_event)
@@ -168,32 +149,57 @@ class Sender:
             self.dispatcher.release(lane)
         return await self._accept(body, call, flight)
 
-    async def _exchange(self, call: Call, flight: Flight, last_event: LastEvent | None) -> bytes:
+    async def _exchange(
+        self, call: Call, flight: Flight, last_event: LastEvent | None, max_bytes: int
+    ) -> bytes:
         request = generate_body(
             flight.wire_id, call.input_ids, call.sampling_params, stream=self.stream, options=call.options
         )
-        return await self.fleet.fronts[flight.lane.url].generate(request, call.routing_key, last_event)
+        front = self.fleet.fronts[flight.lane.url]
+        return await front.generate(request, call.routing_key, last_event, max_bytes)
 
     async def _accept(self, body: bytes, call: Call, flight: Flight) -> Completion:
+        """The completion of a whole body, once it has been checked.
+
+        Raises:
+            HttpFailure: it is untrue, or tells an error.
+        """
         lane = flight.lane
-        lane.circuit.succeed()
-        lane.window.grow()
         await self.turnstile.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
         try:
             completion = decode_reply(body, engine=lane.url, wire_id=flight.wire_id)
             self._check(call, completion)
         except InvalidReply as error:
-            self.books.fail(lane.url, FailureClass.INVALID, str(error))
-            raise
+            raise HttpFailure(FailureClass.INVALID, str(error)) from error
+        except Verdict as verdict:
+            return self._made_before(verdict, call, flight)
         if flight.is_expired and completion.finish == "abort" and not len(completion.output_ids):
             raise _Expired(f"no token within {self.policy.request_timeout_s:g} s")
+        lane.circuit.succeed()
+        lane.window.grow()
+        if completion.finish != "abort" or len(completion.output_ids):
+            self.retries.patience.answered(self.clock.now())
         self.books.finish(lane.url, flight.started_s, completion)
         return completion
+
+    def _made_before(self, verdict: Verdict, call: Call, flight: Flight) -> Completion:
+        """The tokens from before a condition of the server ended the answer; without any it is a failure."""
+        failure = failure_of(verdict)
+        if verdict.completion is None or not failure.failure.is_condition:
+            raise failure from verdict
+        try:
+            self._check(call, verdict.completion)
+        except InvalidReply as error:
+            raise HttpFailure(FailureClass.INVALID, str(error)) from error
+        self.books.finish(flight.lane.url, flight.started_s, verdict.completion)
+        self._note(flight.lane, failure)
+        return verdict.completion
 
     def _check(self, call: Call, completion: Completion) -> None:
         """Raise InvalidReply for an answer to less than was sent, or with ids that the model has not."""
         told, sent = completion.prompt_tokens, len(call.input_ids)
-        if told is not None and told < sent:
+        is_empty = completion.finish == "abort" and not len(completion.output_ids)
+        if told is not None and told < sent and not is_empty:
             raise InvalidReply(f"{completion.engine} must answer all {sent} prompt ids, found {told} taken")
         highest = completion.output_ids.max(initial=0)
         if self.vocab_size is not None and highest >= self.vocab_size:
@@ -221,7 +227,7 @@ class Sender:
         try:
             completion = decode_reply(last_event.payload, engine=lane.url, wire_id=wire_id, partial=True)
             self._check(call, completion)
-        except InvalidReply as error:
+        except (InvalidReply, Verdict) as error:
             self.books.fail(lane.url, FailureClass.INVALID, str(error))
             raise failure from error
         if not len(completion.output_ids):
@@ -230,30 +236,30 @@ class Sender:
         return completion
 
     def _note(self, lane: Lane, failure: HttpFailure) -> None:
+        """What a failure says of the engine."""
         self.books.fail(lane.url, failure.failure, str(failure))
-        if failure.failure is FailureClass.OVERLOAD:
-            now = time.monotonic()
-            lane.window.cut(
-                lane.in_flight + 1,
-                now,
-                self.policy.overload_base_s,
-                self.policy.backoff_cap_s,
-                random.random(),
-            )
-            if not self.fleet.is_router(self.fleet.fronts[lane.url]):  # else it is one worker's word
-                lane.window.rest(now + self._asked_for_s(failure))
-            self.recovery.overloaded(lane)
-        elif failure.failure is FailureClass.TRANSIENT and lane.circuit.fail(str(failure)):
-            self.recovery.opened(lane)
+        if failure.failure is not FailureClass.PERMANENT:
+            lane.circuit.last_error = str(failure)
+        match failure.failure:
+            case FailureClass.OVERLOAD:
+                self._slow_down(lane, failure)
+            case FailureClass.TRANSIENT | FailureClass.SILENCE:
+                if lane.circuit.fail(str(failure)):
+                    self.recovery.opened(lane)
+            case FailureClass.INVALID:
+                is_last = not self.dispatcher.others(frozenset({lane}))
+                if lane.circuit.lie(str(failure), time.monotonic(), is_last=is_last):
+                    self.recovery.exposed(lane)
 
-    def _asked_for_s(self, failure: HttpFailure) -> float:
-        """How long the server asked to be left alone, within reason."""
-        return min(failure.retry_after_s, self.policy.backoff_cap_s)
-
-    def _may_retry(self, call: Call, failure: HttpFailure) -> bool:
-        if call.deadline is not None and self.clock.now() >= call.deadline - 1e-3:
-            return False
-        return failure.failure is not FailureClass.PERMANENT
+    def _slow_down(self, lane: Lane, failure: HttpFailure) -> None:
+        """Dispatch to an overloaded engine falls."""
+        now, policy = time.monotonic(), self.policy
+        lane.window.cut(
+            lane.in_flight + 1, now, policy.overload_base_s, policy.backoff_cap_s, random.random()
+        )
+        if not self.fleet.is_router(self.fleet.fronts[lane.url]):  # else it is one worker's word
+            lane.window.rest(now + self.retries.asked_for_s(failure))
+        self.recovery.overloaded(lane)
 
     def _interrupted(self, call: Call, lane: Lane | None) -> Completion:
         if call.is_aborted:
@@ -261,12 +267,3 @@ class Sender:
         raise RequestTimedOut(
             f"request {call.rid} must be answered by its deadline, found it waiting for a free engine"
         )
-
-
-def _final(call: Call, lane: Lane, attempt: int, failure: HttpFailure) -> RequestFailed:
-    text = f"request {call.rid} failed at {lane.url} on attempt {attempt}: {failure}"
-    if isinstance(failure, _Expired):
-        return RequestTimedOut(text)
-    if failure.failure is FailureClass.PERMANENT:
-        return RequestRefused(text)
-    return EngineOverloaded(text) if failure.failure is FailureClass.OVERLOAD else RequestFailed(text)

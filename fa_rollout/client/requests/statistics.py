@@ -34,6 +34,8 @@ class LaneStatistics:
     failures: dict[FailureClass, int]
     circuit: CircuitState
     last_error: str
+    failing_s: float
+    """Since it last answered a request truly, if it has failed others; 0: its last answer was true."""
     latency_s: dict[str, float]
     """p50, p90, p99 of the latest answers; empty before the first."""
     version: str | None
@@ -76,6 +78,7 @@ class _Page:
     failures: Counter[FailureClass] = field(default_factory=Counter)
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     last_error: str = ""
+    failing_since_s: float | None = None
     version: str | None = None
 
 
@@ -89,6 +92,7 @@ class Books:
         """An answer was accepted."""
         page = self._pages[url]
         page.num_done += 1
+        page.failing_since_s = None
         page.num_aborted += completion.finish == "abort"
         page.num_tokens += len(completion.output_ids)
         if completion.versions:
@@ -100,6 +104,8 @@ class Books:
         page = self._pages[url]
         page.failures[failure] += 1
         page.last_error = error
+        if failure is not FailureClass.PERMANENT and page.failing_since_s is None:
+            page.failing_since_s = time.monotonic()
 
     def lane(self, lane: Lane) -> LaneStatistics:
         """The picture of one lane."""
@@ -115,6 +121,7 @@ class Books:
             failures=dict(page.failures),
             circuit=lane.circuit.state,
             last_error=page.last_error,
+            failing_s=0.0 if page.failing_since_s is None else time.monotonic() - page.failing_since_s,
             latency_s=_percentiles(page.latencies_s),
             version=page.version,
         )

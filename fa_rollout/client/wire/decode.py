@@ -20,11 +20,17 @@ import simdjson
 
 from fa_rollout.client.base.errors import InvalidReply
 from fa_rollout.client.wire.completion import Completion
+from fa_rollout.client.wire.verdict import Verdict, status_of, verdict_of
 
 POSITIVE_TOLERANCE = 1e-6
 """A log-probability may exceed 0 by the rounding of a softmax, and by no more."""
 
 _LIST_FOLLOWS = re.compile(rb"\s*:\s*(?=\[)")
+_MAX_ID = 2**31 - 1
+_VALUES = b"0123456789.eE+-nul \t\r\n"
+"""Of numbers and nulls; without them an array shows its shape."""
+_ITEM_LENGTHS = (2, 3)
+_MAX_FLOAT = float(np.finfo(np.float64).max)
 _NULL_MARK = 9.0
 _NULL_TO_MARK = bytes.maketrans(b"nul", b"9  ")  # `null` reads as 9, which no log-probability can be
 _PARSER = simdjson.Parser()
@@ -36,6 +42,8 @@ class Finish(msgspec.Struct):
     type: str
     matched: int | str | list[int] | None = None
     message: str | None = None
+    status_code: int | str | None = None
+    """Of an abort: the engine's verdict, as the HTTP status that it would have."""
 
 
 class Span(msgspec.Struct):
@@ -79,6 +87,7 @@ def decode_reply(
         wire_id: of the request. Engines tell it again, some with a word of their own around it.
 
     Raises:
+        Verdict: the engine tells an error in place of an answer, or behind its tokens.
         InvalidReply: no JSON, keys missing, lengths or ids in conflict, a log-probability that is none, or
             the answer to another request.
     """
@@ -101,16 +110,18 @@ def _fast(body: bytes) -> _Columns | None:
         items = np.frombuffer(_numbers(items_json.translate(_NULL_TO_MARK), "d"))
         wide_ids = np.frombuffer(_numbers(ids_json, "i"), np.int64)
         meta = _REST.decode(rest_json).meta_info
-    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
+    # The parser calls a number beyond 64 bits a RuntimeError.
+    except (ValueError, TypeError, RecursionError, RuntimeError, msgspec.MsgspecError):
         return None
-    if len(items) != 3 * len(wide_ids) or not len(wide_ids):
+    if not len(wide_ids) or wide_ids.min() < 0 or wide_ids.max() > _MAX_ID:
+        return None
+    if items_json.translate(None, _VALUES) != b"[%b]" % b",".join([b"[,,]"] * len(wide_ids)):
         return None
     ids, rows = wide_ids.astype(np.int32), items.reshape(-1, 3)
     logprobs = rows[:, 0].astype(np.float32)
     is_true = (
         logprobs.max() <= POSITIVE_TOLERANCE  # False for NaN too
         and logprobs.min() > -np.inf
-        and ids.min() >= 0
         and bool((rows[:, 1] == ids).all())
         and bool((rows[:, 2] == _NULL_MARK).all())
     )
@@ -155,6 +166,9 @@ def _plain(body: bytes) -> _Columns:
     except (ValueError, RecursionError) as error:
         raise InvalidReply(f"an answer must be JSON: {error}") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("meta_info"), dict):
+        told = verdict_of(tree)
+        if told is not None and told.status is not None:
+            raise told
         raise InvalidReply(f"an answer must be an object with meta_info, found {body[:200]!r}")
     raw_meta: dict[str, Any] = tree["meta_info"]
     items = raw_meta.pop("output_token_logprobs", None)
@@ -162,7 +176,10 @@ def _plain(body: bytes) -> _Columns:
         meta = msgspec.convert(raw_meta, Meta)
     except msgspec.ValidationError as error:
         raise InvalidReply(f"meta_info has a field of an unknown form: {error}") from None
-    ids = _plain_ids(tree.get("output_ids"), items)
+    raw_ids = tree.get("output_ids")
+    if raw_ids is None and not items and meta.finish_reason and meta.finish_reason.type == "abort":
+        raw_ids = []
+    ids = _plain_ids(raw_ids, items)
     return ids, _plain_logprobs(ids, items), meta, body
 
 
@@ -171,7 +188,7 @@ def _plain_ids(raw: Any, items: Any) -> npt.NDArray[np.int32]:
         raw = [item[1] for item in items]
     if not isinstance(raw, list):
         raise InvalidReply("output_ids must be a list of token ids, found none")
-    if not all(type(i) is int and 0 <= i < 2**31 for i in raw):
+    if not all(type(i) is int and 0 <= i <= _MAX_ID for i in raw):
         raise InvalidReply("output_ids must be whole numbers from 0 to 2**31 - 1")
     return np.array(raw, np.int32)
 
@@ -186,19 +203,21 @@ def _plain_logprobs(ids: npt.NDArray[np.int32], items: Any) -> npt.NDArray[np.fl
         raise InvalidReply(f"there must be one log-probability per output id ({len(ids)}), found {found}")
     values = np.empty(len(ids), np.float32)
     for position, (item, token) in enumerate(zip(items, ids.tolist(), strict=True)):
-        if not isinstance(item, list) or len(item) < 2 or item[1] != token:
-            raise InvalidReply(f"log-probability {position} must be for id {token}, found {item!r}")
+        is_item = isinstance(item, list) and len(item) in _ITEM_LENGTHS and type(item[1]) is int
+        if not is_item or item[1] != token:
+            raise InvalidReply(f"log-probability {position} must be for id {token}, found {item!r:.200}")
         values[position] = _plain_logprob(item[0], position, len(ids))
     return values
 
 
 def _plain_logprob(value: Any, position: int, total: int) -> np.float32:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and abs(value) <= _MAX_FLOAT:  # False for NaN; an int may be larger than any float
         with np.errstate(over="ignore"):
             narrow = np.float32(value)
         if -np.inf < narrow <= POSITIVE_TOLERANCE:
             return narrow
-    found = "null" if value is None else repr(value)
+    found = "null" if value is None else f"{value!r:.80}"
     raise InvalidReply(
         f"log-probabilities must be finite and at most 0, found {found} at output token {position} of {total}"
     )
@@ -210,11 +229,16 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
     if finish is None and not partial:
         raise InvalidReply("a whole answer must have a finish_reason, found null")
     kind = finish.type if finish else "abort"
+    status = status_of(finish.status_code) if finish and kind not in ("stop", "length") else None
+    if status is not None and not len(ids):
+        raise Verdict(status, _message(finish))
+    if status is not None:
+        kind = "abort"
     if kind not in ("stop", "length", "abort"):
         raise InvalidReply(f"finish_reason must be stop, length or abort, found {kind!r}")
     matched = finish.matched if finish else None
     _check_whole(meta, ids, kind, partial)
-    return Completion(
+    completion = Completion(
         output_ids=ids,
         logprobs=logprobs,
         finish=kind,
@@ -228,6 +252,13 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
         extra=_extra(meta, len(ids)),
         rest=rest,
     )
+    if status is not None:
+        raise Verdict(status, _message(finish), completion)
+    return completion
+
+
+def _message(finish: Finish | None) -> str:
+    return ((finish and finish.message) or "aborted by the engine")[:500]
 
 
 def _check_whole(meta: Meta, ids: npt.NDArray[np.int32], kind: str, partial: bool) -> None:
@@ -273,7 +304,7 @@ def _label(version: str | int | None) -> str | None:
 
 
 def _extra(meta: Meta, num_tokens: int) -> dict[str, npt.NDArray[Any]]:
-    if meta.routed_experts is None or meta.prompt_tokens is None:
+    if meta.routed_experts is None or meta.prompt_tokens is None or not num_tokens:
         return {}
     rows = meta.prompt_tokens + num_tokens - 1
     try:

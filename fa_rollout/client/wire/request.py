@@ -20,6 +20,14 @@ _SHOWN = 32
 _STREAM_INTERVAL = 32
 """Tokens per event of a stream: events are cumulative, so each costs as much as the answer so far."""
 
+_ANSWER_BYTES = 1 << 22
+_TOKEN_BYTES = 512
+"""At most, of an output token: its id, its log-probability, its text."""
+_TOKEN_BYTES_MORE = 1 << 14
+"""The same of any token where the request asks for more, such as the experts or the nucleus of each."""
+_MAX_NEW_TOKENS = 1 << 16
+"""Where the request sets no limit."""
+
 TokenIds = npt.NDArray[np.integer[Any]] | Sequence[int]
 
 _ENCODER = msgspec.json.Encoder()
@@ -57,6 +65,14 @@ def generate_body(
         **options,
     }
     return _ENCODER.encode(request)
+
+
+def answer_limit(input_ids: TokenIds, sampling_params: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+    """Bytes that no true answer to this request exceeds."""
+    num_new = int(sampling_params.get("max_new_tokens") or _MAX_NEW_TOKENS)
+    if set(options) - {"extra_key"} or sampling_params.get("custom_params"):
+        return _ANSWER_BYTES + _TOKEN_BYTES_MORE * (len(input_ids) + num_new)
+    return _ANSWER_BYTES + _TOKEN_BYTES * num_new
 
 
 def check_ids(rid: str, input_ids: TokenIds, vocab_size: int | None) -> None:

@@ -8,6 +8,9 @@ import re
 
 import msgspec
 
+from fa_rollout.client.base.errors import AnswerTooLong
+from fa_rollout.client.wire.verdict import Verdict, verdict_of
+
 _END = b"\n\n"
 _DATA = b"data:"
 _DONE = b"[DONE]"
@@ -15,19 +18,12 @@ _IS_ERROR = re.compile(rb'\{\s*"error"\s*:')
 _UNKNOWN_ERROR = 400
 
 
-class StreamError(Exception):
-    """An error that came as an event, under HTTP status 200."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
-        self.status = status
-        self.text = text
-
-
 class LastEvent:
     """Keeps the last whole payload of a stream of cumulative ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of one event."""
+        self._max_bytes = max_bytes
         self._rest = bytearray()
         self.payload = b""
         self.is_done = False
@@ -37,13 +33,16 @@ class LastEvent:
         """More bytes of the stream.
 
         Raises:
-            StreamError: an event tells an error.
+            Verdict: an event tells an error.
+            AnswerTooLong: an event does not end.
         """
         searched = max(0, len(self._rest) - 1)
         # No payload holds a bare carriage return: JSON escapes it.
         self._rest += chunk.replace(b"\r", b"")
         end = self._rest.rfind(_END, searched)
         if end < 0:
+            if len(self._rest) > self._max_bytes:
+                raise AnswerTooLong(f"an answer must end within {self._max_bytes} bytes")
             return
         events = bytes(self._rest[:end])
         del self._rest[: end + len(_END)]
@@ -73,14 +72,11 @@ def _payload(event: bytes) -> bytes:
     return b""
 
 
-def _error(payload: bytes) -> StreamError:
-    """An error event, whose `error` is an object or a text, and whose code may be a number or be missing."""
+def _error(payload: bytes) -> Verdict:
+    """An error event; one whose status is missing is about this very request."""
     try:
-        error = msgspec.json.decode(payload)["error"]
+        told = verdict_of(msgspec.json.decode(payload))
     except (msgspec.DecodeError, RecursionError):
-        error = payload.decode(errors="replace")
-    if not isinstance(error, dict):
-        error = {"message": error}
-    code = error.get("code")
-    status = int(str(code)) if str(code).isdecimal() else _UNKNOWN_ERROR
-    return StreamError(status, str(error.get("message"))[:500])
+        told = None
+    told = told or Verdict(None, payload[:500].decode(errors="replace"))
+    return Verdict(told.status or _UNKNOWN_ERROR, told.text)

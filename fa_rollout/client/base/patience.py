@@ -1,0 +1,66 @@
+"""How long a server's condition is borne: pure bookkeeping, on a given clock.
+
+Overload, server errors and lost connections say nothing of the request that met them, so no number of them
+gives it up. Time does, and who else was answered meanwhile says what is at fault:
+
+| for the limit, this request | and others | the fault is |
+|---|---|---|
+| was refused, again and again | were not answered either | the server's |
+| was refused, again and again | were answered | the request's |
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+_TRIES, _ANSWERED, _LEAST_S = 8, 64, 60.0
+"""A request that makes a server fail (500) so often, for so long, while so many others are answered, is given
+up before the limit."""
+
+
+class Blame(StrEnum):
+    """What is at fault once patience ends."""
+
+    NOBODY = "nobody"
+    """It has not ended."""
+    SERVER = "server"
+    REQUEST = "request"
+
+
+@dataclass(slots=True, kw_only=True)
+class Trouble:
+    """The failures that one request has met, none of which is its own."""
+
+    since_s: float
+    num_answered: int
+    """Requests that were answered before the first of them."""
+    num_failures: int = 0
+
+
+class Patience:
+    """The answers of a server, or of all engines together."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._num_answered = 0
+        self._answered_s = float("-inf")
+
+    def answered(self, now_s: float) -> None:
+        """A request was answered truly."""
+        self._num_answered += 1
+        self._answered_s = now_s
+
+    def met(self, trouble: Trouble | None, now_s: float) -> Trouble:
+        """A request met a failure that is not its own; `trouble` is what it met before."""
+        if trouble is None:
+            trouble = Trouble(since_s=now_s, num_answered=self._num_answered)
+        trouble.num_failures += 1
+        return trouble
+
+    def blame(self, trouble: Trouble, now_s: float, *, is_suspect: bool) -> Blame:
+        """Who is at fault; `is_suspect`: such a failure may come from the request, as a 500 may."""
+        if now_s - max(trouble.since_s, self._answered_s) >= self.limit_s:
+            return Blame.SERVER
+        lasts_s, num_others = now_s - trouble.since_s, self._num_answered - trouble.num_answered
+        is_odd = is_suspect and trouble.num_failures >= _TRIES and num_others >= _ANSWERED
+        limit_s = min(_LEAST_S, self.limit_s) if is_odd else self.limit_s
+        return Blame.REQUEST if lasts_s >= limit_s else Blame.NOBODY
