@@ -1,0 +1,64 @@
+"""How long user code may take; the time in which engines work for it does not count.
+
+Invariant: the clock runs only while user code itself is what everybody waits for.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Deadline:
+    """A limit for one call."""
+
+    def __init__(self, limit_s: float, rule: str) -> None:
+        """`rule`: what was broken when it is over, in words."""
+        self.limit_s = limit_s
+        self.rule = rule
+        self._left_s = limit_s
+        self._num_pauses = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_over: Callable[[], None] | None = None
+
+    def start(self, on_over: Callable[[], None]) -> None:
+        """Begin; `on_over` is called once unless `stop` comes first."""
+        self._on_over = on_over
+        self._run()
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._hold()
+        self._on_over = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stops inside of this block."""
+        self._num_pauses += 1
+        self._hold()
+        try:
+            yield
+        finally:
+            self._num_pauses -= 1
+            self._run()
+
+    def renew(self) -> None:
+        """Begin anew: there was progress."""
+        self._hold()
+        self._left_s = self.limit_s
+        self._run()
+
+    def _hold(self) -> None:
+        if self._timer is not None:
+            self._left_s = max(0.0, self._timer.when() - asyncio.get_running_loop().time())
+            self._timer.cancel()
+            self._timer = None
+
+    def _run(self) -> None:
+        if self._timer is None and not self._num_pauses and self._on_over is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._left_s, self._over)
+
+    def _over(self) -> None:
+        self._timer = None
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over()

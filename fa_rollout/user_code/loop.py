@@ -1,0 +1,55 @@
+"""The generator's event loop: user code in it can neither stop it nor cancel the generator's own tasks.
+
+| user code | without this |
+|---|---|
+| raises `SystemExit` or `KeyboardInterrupt` in a task or callback of its own | the loop ends |
+| cancels `asyncio.all_tasks()` | the generator lives on and serves nothing |
+"""
+
+import asyncio
+import logging
+import socket
+import weakref
+from typing import Any
+
+from fa_rollout.own_threads import in_thread
+from fa_rollout.user_code import place
+from fa_rollout.user_code.call import IN_USER_CODE
+
+logger = logging.getLogger(__name__)
+
+
+class HardenedLoop(asyncio.SelectorEventLoop):
+    """A loop that outlasts user code."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._hidden: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+
+    def _run_once(self) -> None:
+        """A task that raises one of these has kept it for whoever awaits it; callbacks that are left follow."""
+        try:
+            super()._run_once()  # type: ignore[misc]
+        except (SystemExit, KeyboardInterrupt) as error:
+            where = place.in_words(place.of_error(error))
+            logger.error("user code raised %s in the event loop%s", type(error).__name__, where)
+
+    @staticmethod
+    def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> "asyncio.Task[Any]":
+        task = asyncio.Task(work, loop=loop, **options)
+        if not IN_USER_CODE.get():
+            assert isinstance(loop, HardenedLoop)
+            loop._hidden.add(task)
+            asyncio.tasks._unregister_task(task)  # type: ignore[attr-defined]
+        return task
+
+    def show_all_tasks(self) -> None:
+        """The end has come: what is left may be found, and cancelled."""
+        for task in self._hidden:
+            if not task.done():
+                asyncio.tasks._register_task(task)  # type: ignore[attr-defined]
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """Name look-ups wait for no thread of user code."""
+        return await in_thread(socket.getaddrinfo, host, port, **options)

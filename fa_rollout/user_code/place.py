@@ -1,0 +1,159 @@
+"""Where user code is, or was: file, line and function of its innermost frame.
+
+In: an exception, a task, a frame or a function. Out: a `Place`, or None where no frame is known. Frames of
+installed packages count only where no frame of the user's own files is there, and the standard library's
+only where there is nothing else.
+"""
+
+import asyncio
+import functools
+import gc
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(f"{_PACKAGE.parent / name}/" for name in ("fa_rollout", "trainer_hook", "shm"))
+_RUNNERS = f"{Path(__file__).parent}/"
+_ASYNCIO = f"{Path(asyncio.__file__).parent}/"
+_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
+_STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_MAX_FRAMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def of_error(error: BaseException) -> Place | None:
+    """Where an exception was raised; of a group, where its first one was."""
+    error = first_of(error)
+    frames = traceback.walk_tb(error.__traceback__)
+    return innermost(Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
+
+
+def of_frame(frame: FrameType | None) -> Place | None:
+    """Where a thread is."""
+    frames = [Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(frame)]
+    return innermost(reversed(frames))
+
+
+def of_task(task: "asyncio.Task[Any]") -> Place | None:
+    """Where a task waits, followed through the tasks that it waits for."""
+    return innermost(_frames_below(task))
+
+
+def of_function(function: Any) -> Place | None:
+    """Where a function is defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function).__call__, "__func__", type(function).__call__)
+    code = getattr(function, "__code__", None)
+    return None if code is None else Place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def in_words(place: Place | None) -> str:
+    """The place as it stands behind a message."""
+    return "" if place is None else f" ({place})"
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first exception of a group: the others are usually its consequence."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def is_users(file: str) -> bool:
+    """Whether a file belongs neither to this project, nor to what is installed."""
+    return _rank(file) == 0
+
+
+def innermost(frames: Iterable[Place]) -> Place | None:
+    """The user's innermost frame of some that are given from the outside in."""
+    best: Place | None = None
+    for place in frames:
+        if place.file.startswith(_RUNNERS):
+            continue
+        if best is None or _rank(place.file) <= _rank(best.file):
+            best = place
+    return best
+
+
+def _rank(file: str) -> int:
+    if file.startswith(_OURS):
+        return 2
+    if file.startswith(_INSTALLED):  # below the standard library's folder in some installations
+        return 1
+    return 3 if file.startswith((*_STDLIB, "<frozen")) else 0
+
+
+def _frames_below(task: "asyncio.Task[Any]") -> Iterator[Place]:
+    """Frames from a task's outermost coroutine to what it waits for at last, through further tasks."""
+    found: Any = task.get_coro()
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen and len(seen) < _MAX_FRAMES:
+        seen.add(id(found))
+        frame, below = _opened(found)
+        if frame is not None:
+            yield Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        found = _followed(below) or (None if frame is None else _task_in(frame))
+
+
+def _opened(found: Any) -> tuple[FrameType | None, Any]:
+    """Frame of a coroutine or generator, and what it waits for."""
+    for prefix, waits in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+        if hasattr(found, waits):
+            return getattr(found, f"{prefix}_frame"), getattr(found, waits)
+    return None, found
+
+
+def _followed(awaited: Any) -> Any:
+    """The coroutine behind an awaitable: iterators of tasks and generators refer to nothing else."""
+    if awaited is None or hasattr(awaited, "cr_await") or hasattr(awaited, "gi_yieldfrom"):
+        return awaited
+    for candidate in [awaited, *gc.get_referents(awaited)]:
+        if isinstance(candidate, asyncio.Task):
+            return candidate.get_coro()
+        if hasattr(candidate, "ag_await") or hasattr(candidate, "cr_await"):
+            return candidate
+        children = getattr(candidate, "_children", None)  # of `asyncio.gather`
+        if children is not None:
+            return _first_pending(children)
+    return None
+
+
+def _task_in(frame: FrameType) -> Any:
+    """The task that `wait`, `wait_for` or a task group waits for: the one place that knows is its frame."""
+    if not frame.f_code.co_filename.startswith(_ASYNCIO):
+        return None
+    for value in list(frame.f_locals.values()):
+        many = getattr(value, "_tasks", value)
+        if isinstance(many, set | list | tuple | frozenset):
+            found = _first_pending(many)
+        else:
+            found = _first_pending([many])
+        if found is not None:
+            return found
+    return None
+
+
+def _first_pending(futures: Iterable[Any]) -> Any:
+    tasks = (future for future in futures if isinstance(future, asyncio.Task))
+    return next((task.get_coro() for task in tasks if not task.done()), None)
