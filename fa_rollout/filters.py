@@ -1,10 +1,9 @@
 """Dynamic filters: which scored groups are worth training on, and when to stop looking for them.
 
 In: the samples of a group, scored; after a fan-out a member may be a list of samples. Out: a `Verdict`. A
-filter that fails is not one that rejects.
+filter that raises, or returns no bool, is not one that rejects: it is a `UserCodeFailed`.
 """
 
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import numpy as np
 from fa_rollout.config import ConfigError
 from fa_rollout.dotted import ACCEPTED, resolve
 from fa_rollout.sample import Sample
+from fa_rollout.user_code import place
+from fa_rollout.user_code.failure import UserCodeFailed
 from shm.errors import FaRolloutError
 
 Member = Sample | Sequence[Sample]
@@ -31,8 +32,6 @@ class FilterOutcome(StrEnum):
 
     KEPT = "kept"
     REJECTED = "rejected"
-    FAILED = "failed"
-    """The filter raised, or returned something that is no bool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,11 @@ class GroupFilter:
         self.name = name
         self._keep = keep
 
+    @property
+    def function(self) -> Callable[[list[Any]], Any] | None:
+        """The user's; None for a filter of ours."""
+        return self._keep
+
     @classmethod
     def load(cls, path: str) -> "GroupFilter":
         """`"zero_variance"`, or the dotted path of `def keep(samples) -> bool`.
@@ -68,20 +72,19 @@ class GroupFilter:
         return cls(path, keep)
 
     def __call__(self, samples: Sequence[Member]) -> Verdict:
-        """Judge one group; never raises for what the user's function does."""
+        """Judge one group; raises whatever the user's function raises.
+
+        Raises:
+            UserCodeFailed: it returned something that is no bool.
+        """
         if self._keep is None:
             return zero_variance(samples)
-        try:
-            kept = self._keep(list(samples))
-        except KeyboardInterrupt:
-            raise
-        # The user's function may raise anything; the group fails, and the run's failure rate judges it.
-        except BaseException as error:
-            text = "".join(traceback.format_exception(error)).rstrip()
-            return Verdict(outcome=FilterOutcome.FAILED, reason=f"{self.name} raised\n{text}")
+        kept = self._keep(list(samples))
         if not isinstance(kept, bool | np.bool_):
-            text = f"{self.name} must return a bool, found {type(kept).__name__}"
-            return Verdict(outcome=FilterOutcome.FAILED, reason=text)
+            where = place.in_words(place.of_function(self._keep))
+            raise UserCodeFailed(
+                f"filter: bad_value: {self.name} must return a bool, found {type(kept).__name__}{where}"
+            )
         if kept:
             return Verdict(outcome=FilterOutcome.KEPT)
         return Verdict(outcome=FilterOutcome.REJECTED, reason=f"{self.name} returned False")
@@ -123,14 +126,14 @@ class RejectionBound:
         return self._reasons.total()
 
     def record(self, verdict: Verdict) -> None:
-        """Count a verdict; a kept group starts the count anew, a failed one leaves it.
+        """Count a verdict; a kept group starts the count anew.
 
         Raises:
             EndlessRejection: `max_rejections` in a row.
         """
         if verdict.outcome is FilterOutcome.KEPT:
             self._reasons.clear()
-        elif verdict.outcome is FilterOutcome.REJECTED:
+        else:
             self._reasons[verdict.reason] += 1
             if self.num_in_a_row >= self.max_rejections:
                 raise EndlessRejection(self._text())

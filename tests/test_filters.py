@@ -17,6 +17,7 @@ from fa_rollout.filters import (
     zero_variance,
 )
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.failure import UserCodeFailed
 
 KEPT = Verdict(outcome=FilterOutcome.KEPT)
 
@@ -95,9 +96,9 @@ def test_a_users_filter_keeps_or_rejects_by_its_bool() -> None:
     ("name", "says"), [("forgets_to_answer", "bool, found NoneType"), ("raises", "LookupError")]
 )
 def test_a_filter_that_fails_neither_keeps_nor_rejects(name: str, says: str) -> None:
-    verdict = GroupFilter.load(f"test_filters.{name}")(group(1))
-    assert verdict.outcome is FilterOutcome.FAILED
-    assert says in verdict.reason
+    with pytest.raises((UserCodeFailed, LookupError)) as caught:
+        GroupFilter.load(f"test_filters.{name}")(group(1))
+    assert says in f"{caught.typename}: {caught.value}"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,6 @@ def test_endless_rejection_names_the_filter_the_groups_and_the_reasons_with_coun
     bound = RejectionBound("zero_variance", 10)
     for _ in range(7):
         bound.record(rejected("all rewards are 0"))
-    bound.record(Verdict(outcome=FilterOutcome.FAILED, reason="raised"))
     for _ in range(2):
         bound.record(rejected("all rewards are 1"))
     assert bound.num_in_a_row == 9

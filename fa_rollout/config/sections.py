@@ -96,7 +96,12 @@ class Rollout(_Section):
     max_rejections: Positive | None = None
     """Filtered groups in a row before the run stops; not set: one epoch, but from 64 to 1,000."""
     group_timeout_s: SomeSeconds | None = None
-    """Deadline of a group from dispatch to record; not set: none beyond the requests' own."""
+    """Longest time from a group's dispatch to its rewards, pauses for weight updates aside; not set: no limit
+    but those of requests, rewards and `idle_timeout_s`."""
+    idle_timeout_s: SomeSeconds | None = None
+    """Longest time that your generate function may go without an answer from an engine. Time in which an
+    engine works on a request of the sample, or is paused or updated, does not count. Not set: half of
+    `trainer.stall_s`."""
     max_failure_rate: Share = 0.2
     """Share of failed groups (of the last 64 or more) that stops the run."""
     generate: str | None = None
@@ -302,3 +307,9 @@ class Config(_Section):
     trainer: Trainer = Trainer()
     metrics: Metrics = Metrics()
     run: Run = Run()
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """Of user code, which must be over well before the trainer's patience is."""
+        limit_s = self.rollout.idle_timeout_s
+        return self.trainer.stall_s / 2 if limit_s is None else limit_s

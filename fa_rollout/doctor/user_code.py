@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
 from fa_rollout.dotted import is_url, resolve
-from fa_rollout.filters import FilterOutcome, GroupFilter
+from fa_rollout.filters import GroupFilter
 from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome
 from fa_rollout.rewards.pool import RewardWorkersLost
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.failure import failed
 
 _LOOP_S = 0.001
 """A plain function that takes longer has no place in the event loop."""
@@ -64,11 +65,13 @@ def group_filter(config: Config, samples: list[Sample]) -> list[Outcome]:
         return [error("filter", str(failure), "mend rollout.filter")]
     if not samples:
         return [skipped("filter", f"{path} is imported; there is no sample to judge")]
-    verdict = judge(samples)
-    if verdict.outcome is FilterOutcome.FAILED:
-        return [
-            error("filter", verdict.reason, "mend the function; a group whose filter fails is not trained")
-        ]
+    try:
+        verdict = judge(samples)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:  # as in a run
+        text = str(failed("filter", raised))
+        return [error("filter", text, "fix the function; a group whose filter fails is not trained")]
     reason = f" ({verdict.reason})" if verdict.reason else ""
     return [ok("filter", f"{path} is imported; a group of the first prompt is {verdict.outcome}{reason}")]
 

@@ -1,7 +1,5 @@
 """`python -m fa_rollout.generator`; see `main`."""
 
-import sys
+from fa_rollout.generator.main import leave, main
 
-from fa_rollout.generator.main import main
-
-sys.exit(main())
+leave(main)

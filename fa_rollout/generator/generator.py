@@ -20,6 +20,7 @@ from dataclasses import asdict
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
+from fa_rollout.generator.base.error_text import tellable
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import End, Life
@@ -40,6 +41,7 @@ from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.generator.updates.engine_updates import EngineUpdates, pause_mode
 from fa_rollout.generator.updates.following import FollowedUpdates, follows
 from fa_rollout.generator.updates.membership import EngineChanges
+from fa_rollout.user_code.failure import in_one_line
 from shm.ring import RingWriter
 from trainer_hook import messages as m
 from trainer_hook.record import columns_of, run_number, schema_fingerprint
@@ -65,9 +67,7 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
-        self._samples = SampleLog(
-            config.run, name=run, incarnation=resume.incarnation, warn=lambda t: link.send(m.Warned(text=t))
-        )
+        self._samples = SampleLog(config.run, name=run, incarnation=resume.incarnation, warn=self._warn)
         self._config = config
         self._dispatcher = Dispatcher(
             capacity=_capacity(config, parts.pool),
@@ -107,7 +107,7 @@ class Generator:
             outbox=self._outbox,
             log=self._samples,
         )
-        self._partials = PartialKeeper(config, self._requester, self._sending)
+        self._partials = PartialKeeper(config, self._requester, self._sending, warn=self._warn)
         self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
         self._changes = EngineChanges(
             parts.pool,
@@ -181,7 +181,14 @@ class Generator:
                 logger.warning("event=message_ignored kind=%s", type(message).__name__)
 
     async def _abort(self, message: m.AbortRunning) -> None:
-        await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
+        try:
+            await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
+        except Exception as error:  # whatever it is: the requests end by themselves
+            self._warn(f"requests were not aborted: {in_one_line(error)}")
+
+    def _warn(self, text: str) -> None:
+        """What serves the run failed, and the run goes on."""
+        self._link.send(m.Warned(text=tellable(text)))
 
     async def _save_partials(self, message: m.SavePartials) -> None:
         self._link.send(await self._partials.save(message, self._dispatcher.running))

@@ -9,10 +9,14 @@ Invariant: what the user has to change is told as `GaveUp`, with its traceback; 
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import gc
+import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -31,6 +35,7 @@ from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.updates.following import follows
 from fa_rollout.log_level import configure
+from fa_rollout.user_code.loop import HardenedLoop
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
 
@@ -58,7 +63,29 @@ def main(open_loop: Open | None = None) -> int:
     faulthandler.enable()
     configure("generator")
     channel = Channel(socket.socket(fileno=arguments.channel_fd))
-    return asyncio.run(_live(channel, arguments.ring_fd, arguments.parent_pid, open_loop or _open))
+    with asyncio.Runner(loop_factory=HardenedLoop) as runner:
+        life = _live(channel, arguments.ring_fd, arguments.parent_pid, open_loop or _open)
+        try:
+            return runner.run(life)
+        finally:
+            loop = runner.get_loop()
+            assert isinstance(loop, HardenedLoop)
+            loop.let_go()
+
+
+def leave(run: Callable[[], int]) -> None:
+    """End the process with what `run` returns; threads in which user code hangs are not waited for."""
+    code = 1
+    try:
+        code = run()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open) -> int:

@@ -31,6 +31,7 @@ from fa_rollout.generator.rollouts.custom import Generate
 from fa_rollout.generator.turns.versions import VersionBook, parse_label
 from fa_rollout.generator.updates.engine_updates import ENGINE_MODE
 from fa_rollout.generator.updates.following import follows
+from fa_rollout.own_threads import in_thread
 from fa_rollout.rewards.runner import RewardRunner
 from shm.segment import Segment
 from trainer_hook.messages import Resume
@@ -80,17 +81,15 @@ async def open_parts(
     folder = config.engine.tokenizer or config.engine.model
     with first_error():
         async with asyncio.TaskGroup() as tasks:
-            segment = tasks.create_task(asyncio.to_thread(Segment.attach, ring_fd, writable=True))
-            source = tasks.create_task(asyncio.to_thread(PromptSource.open, config.data))
-            tokenizer = (
-                None if folder is None else tasks.create_task(asyncio.to_thread(Tokenizer.load, folder))
-            )
+            segment = tasks.create_task(in_thread(Segment.attach, ring_fd, writable=True))
+            source = tasks.create_task(in_thread(PromptSource.open, config.data))
+            tokenizer = None if folder is None else tasks.create_task(in_thread(Tokenizer.load, folder))
             resume = await resumed()
             pool = _pool(config, resume)
             tasks.create_task(_start_rewards(rewards, stack, takes_over=resume.incarnation > 1))
             await _start_pool(pool, stack)
             if tokenizer is None:
-                tokenizer = tasks.create_task(asyncio.to_thread(Tokenizer.load, _folder_of(pool)))
+                tokenizer = tasks.create_task(in_thread(Tokenizer.load, _folder_of(pool)))
     parts = Parts(
         segment=segment.result(),
         source=source.result(),

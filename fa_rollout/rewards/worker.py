@@ -75,7 +75,7 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
                 os._exit(0)  # a child that the function forked and did not end: it must not answer too
             # An alarm that the function left running must not hit the next sample, or the loop above.
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return shape.outcomes(result, samples)
+        return shape.outcomes(result, samples, function)
     # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
     except BaseException as error:
         return raised(error)

@@ -72,6 +72,7 @@ def config_tree(args: Any, options: Options, *, num_steps: int, num_prompts: int
             "partial": "resume" if args.partial_rollout else "restart",
             "surplus_groups": surplus,
             "max_attempts": options.max_attempts,
+            "idle_timeout_s": options.idle_timeout_s,
             "max_rejections": options.max_rejections or default_bound(num_prompts),
         },
         "engine": {

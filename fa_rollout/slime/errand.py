@@ -4,8 +4,8 @@ slime's functions know samples, not groups of ours; a context variable carries t
 slime's own semaphore and client were.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import VersionSpan
+from fa_rollout.user_code.deadline import Deadline
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +36,8 @@ class Errand:
     """Versions, as engines and slime tell them."""
     started_version: int
     """Version that engines held when its first sample began; its tokens are of this one or newer."""
+    deadline: Deadline
+    """Of slime's functions; it rests while engines work for them."""
     spans: dict[int, list[VersionSpan]] = field(default_factory=dict)
     """Version spans of samples, by `id`, whose tokens are all known by version."""
     begun: dict[int, Any] = field(default_factory=dict)
@@ -46,6 +49,18 @@ class Errand:
             self.job.sent = True
             self.started_version = self.book.published
             self.depart(self.job)
+
+
+@contextmanager
+def engines_at_work() -> Iterator[None]:
+    """An engine is asked inside of this block: no time of the user's, and progress at its end."""
+    errand = ERRAND.get()
+    if errand is None:
+        yield
+        return
+    with errand.deadline.paused():
+        yield
+    errand.deadline.renew()
 
 
 ERRAND: ContextVar[Errand | None] = ContextVar("fa_rollout_errand", default=None)
@@ -65,7 +80,8 @@ class Places:
     async def __aenter__(self) -> None:
         errand = current()
         place = errand.place()
-        await place.__aenter__()
+        with errand.deadline.paused():
+            await place.__aenter__()
         _PLACE.set(place)
         errand.begin()
 

@@ -18,7 +18,7 @@ from fa_rollout.client.wire.completion import Completion
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.sample import FinishReason, VersionSpan
-from fa_rollout.slime.errand import Errand, current
+from fa_rollout.slime.errand import Errand, current, engines_at_work
 from fa_rollout.slime.upstream import Upstream
 
 
@@ -113,7 +113,8 @@ class FastGenerate:
         errand = current()
         begun = errand.begun.pop(id(sample), None)
         if begun is not None:
-            turn: Turn = await begun
+            with engines_at_work():
+                turn: Turn = await begun
             return turn
         ticket = Ticket(
             job=errand.job,
@@ -121,7 +122,8 @@ class FastGenerate:
             routing_key=routing_key(args, sample),
             options=request_options(args),
         )
-        return await self._requester.sample_turn(ticket, prompt_ids, params)
+        with engines_at_work():
+            return await self._requester.sample_turn(ticket, prompt_ids, params)
 
     def _fill(self, args: Any, sample: Any, turn: Turn) -> dict[str, Any]:
         note_spans(sample, turn)

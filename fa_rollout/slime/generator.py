@@ -5,9 +5,7 @@ Invariant: the loop runs on the main thread, since reward functions may use SIGA
 is imported beside the first requests, not before them.
 """
 
-import asyncio
 import pickle
-import sys
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -18,7 +16,8 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, from_dict
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import Life
-from fa_rollout.generator.main import main
+from fa_rollout.generator.main import leave, main
+from fa_rollout.own_threads import in_thread
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
@@ -53,7 +52,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     )
     pool = await _open_pool(config, policy, stack) if takes_fast_path(args, options) else None
     session = await stack.enter_async_context(open_session(policy))
-    segment = await asyncio.to_thread(Segment.attach, ring_fd, writable=True)
+    segment = await in_thread(Segment.attach, ring_fd, writable=True)
     writer = RingWriter(
         segment,
         run=run_number(tree["run"]),
@@ -90,4 +89,4 @@ async def _open_pool(config: Config, policy: FailurePolicy, stack: AsyncExitStac
 
 
 if __name__ == "__main__":
-    sys.exit(main(open_generator))
+    leave(lambda: main(open_generator))

@@ -29,6 +29,7 @@ from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.dispatcher import Dispatcher
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester
 from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.own_threads import in_thread
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import num_engines, shows_samples
 from fa_rollout.slime.errand import Places
@@ -75,7 +76,7 @@ class SlimeGenerator:
         self._dispatcher = Dispatcher(
             capacity=self._capacity,
             samples_per_group=config.rollout.samples_per_group,
-            group_timeout_s=None,
+            group_timeout_s=config.rollout.group_timeout_s,
             send=link.send,
             published_version=lambda: self._book.published,
             sending=self._sending,
@@ -94,6 +95,7 @@ class SlimeGenerator:
             num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
             early=self._early_start(),
             rejections=_rejection_bound(config, args),
+            idle_s=config.idle_timeout_s,
         )
 
     def _early_start(self) -> EarlyStart | None:
@@ -140,12 +142,12 @@ class SlimeGenerator:
             ConfigError: it cannot be imported, in this life or any other.
         """
         try:
-            slime = await asyncio.to_thread(upstream.load)
-            await asyncio.to_thread(slime.http_utils.init_http_client, self._args)
+            slime = await in_thread(upstream.load)
+            await in_thread(slime.http_utils.init_http_client, self._args)
         except ImportError as error:
             raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
         self._set_up(slime)
-        await asyncio.to_thread(slime.sglang_rollout.GenerateState, self._args)
+        await in_thread(slime.sglang_rollout.GenerateState, self._args)
         slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
         # torch and transformers stay for good: no collection shall walk their million objects again.
         gc.freeze()

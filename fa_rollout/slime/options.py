@@ -39,6 +39,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Sample plain prompts by fa_rollout's client; False: by slime's own `generate`."""
     ring_bytes: int | str | None = None
     """Shared memory between generator and manager, such as `"256MiB"`; None: by batch and lengths."""
+    idle_timeout_s: float | str | None = None
+    """Longest time that the functions of a group may go without asking an engine by slime's `post` or
+    `generate`; then the group fails. None: half of `stall_s`."""
     stall_s: float | str = 3600.0
     """Longest wait for a batch; the error says who waits for whom."""
     request_timeout_s: float | str = 7200.0

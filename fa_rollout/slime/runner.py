@@ -5,6 +5,7 @@
 | a sample comes back aborted (custom generate functions) | it is sampled on or anew, by `--partial-rollout` |
 | one has tokens of weights that nobody knows | it is sampled anew: another engine, or later |
 | anything raises | the run ends with the traceback, or the group starts again: `fa_rollout_on_error` |
+| a function does not return in its time | failed, with the line that it is on |
 | the dynamic filter drops it | filtered |
 | all samples are done | a record |
 
@@ -12,6 +13,7 @@ Invariant: a group ends whole, and no exception is dropped.
 """
 
 import asyncio
+import functools
 import logging
 import pickle
 import time
@@ -21,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection, FilterOutcome, RejectionBound, Verdict
-from fa_rollout.generator.base.error_text import traced
-from fa_rollout.generator.base.tasks import contained, first_error
+from fa_rollout.generator.base.error_text import tellable
+from fa_rollout.generator.base.errors import SampleFailed
+from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.execution import Slot
 from fa_rollout.generator.turns.job import Ending, Job
@@ -34,8 +38,12 @@ from fa_rollout.slime.errand import ERRAND, Errand
 from fa_rollout.slime.fast import EarlyStart
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.record import oldest_version, slime_record
+from fa_rollout.slime.transport import PostFailed
 from fa_rollout.slime.upstream import Upstream
 from fa_rollout.slime.wire import decode_prompt, encode_rest, flatten
+from fa_rollout.user_code.call import run as run_user_code
+from fa_rollout.user_code.deadline import Deadline
+from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut, told
 from trainer_hook.messages import Assignment, Message, Settled, Settlement, Warned
 from trainer_hook.record import UNKNOWN_VERSION
 
@@ -71,6 +79,7 @@ class SlimeRunner:
         num_candidates: Callable[[], int],
         early: EarlyStart | None,
         rejections: RejectionBound,
+        idle_s: float,
     ) -> None:
         """
         Args:
@@ -79,7 +88,9 @@ class SlimeRunner:
             num_candidates: groups that this generator holds.
             early: begins plain groups before slime is there.
             rejections: ends a run whose filter drops everything.
+            idle_s: longest time that a group's functions may go without asking an engine.
         """
+        self._idle_s = idle_s
         self._args = args
         self._options = options
         self._directory = directory
@@ -109,12 +120,13 @@ class SlimeRunner:
         """
         payload = self._prompts.pop(job.assignment.group)
         try:
-            with contained():
-                async with deadline:
-                    await self._carry(job, slot, payload)
+            async with deadline:
+                await self._carry(job, slot, payload)
         except EndlessRejection:
             raise
-        except Exception as error:  # user code runs in there; see the table above
+        except UserCodeTimedOut as error:
+            return Ending(outcome=Settlement.FAILED, reason=str(error))
+        except Exception as error:  # slime's mistakes and ours too; see the table above
             return self._raised(job, error)
         return None
 
@@ -128,6 +140,7 @@ class SlimeRunner:
             prompt_ids=ids,
             book=self._book,
             started_version=self._book.published,
+            deadline=self._deadline(),
         )
         ERRAND.set(errand)
         with first_error():
@@ -136,7 +149,7 @@ class SlimeRunner:
                 slime = await asyncio.shield(self._slime)
                 group = await self._roll_out(slime, pickled, errand, early)
         self.num_samples += len(group)
-        if self._drops(slime, job, group):
+        if await run_user_code("filter", lambda: self._drops(slime, job, group), passes=(EndlessRejection,)):
             return
         record = slime_record(
             group,
@@ -167,7 +180,14 @@ class SlimeRunner:
         run = slime.sglang_rollout.generate_and_rm_group
         for round_number in range(MAX_ROUNDS):
             state = slime.sglang_rollout.GenerateState(self._args)
-            group = await run(self._args, group, state.sampling_params.copy(), evaluation=False)
+            params = state.sampling_params.copy()
+            made = await run_user_code(
+                "slime",
+                functools.partial(run, self._args, group, params, evaluation=False),
+                deadline=errand.deadline,
+                passes=(SampleFailed, ClientError, PostFailed),
+            )
+            group = self._whole(made)
             aborted = [member for member, made in enumerate(group) if _is_aborted(slime, made)]
             lost = [member for member, made in enumerate(group) if _is_of_unknown_version(errand, made)]
             if not aborted and not lost:
@@ -178,6 +198,18 @@ class SlimeRunner:
             f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time "
             "between weight updates, which --partial-rollout bears"
         )
+
+    def _deadline(self) -> Deadline:
+        rule = f"it asked no engine for {self._idle_s:g} s (fa_rollout_idle_timeout_s)"
+        return Deadline(self._idle_s, rule)
+
+    def _whole(self, made: Any) -> list[Any]:
+        """What slime made of a group, if that is as many samples as it was to make."""
+        number = self._args.n_samples_per_prompt
+        if not isinstance(made, list) or len(made) != number:
+            found = len(made) if isinstance(made, list) else type(made).__name__
+            raise UserCodeFailed(f"slime: a group must have {number} samples, found {found}")
+        return made
 
     def _renew(self, group: list[Any], aborted: list[int], lost: list[int], pickled: bytes) -> None:
         """Prepare the aborted members for the next round; without `--partial-rollout` they start anew."""
@@ -219,14 +251,14 @@ class SlimeRunner:
 
     def _raised(self, job: Job, error: Exception) -> Ending:
         attempt = job.assignment.attempt + 1
-        text = traced(error)
+        text = tellable(told(error)) if not isinstance(error, UserCodeFailed) else tellable(str(error))
         if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
             raise GroupRaised(
                 f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "
                 f"(with fa_rollout_on_error = retry a group starts again):\n{text}"
             ) from error
         self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
-        return Ending(outcome=Settlement.RETURNED, reason=f"raised {type(error).__name__}: {error}")
+        return Ending(outcome=Settlement.RETURNED, reason=text)
 
 
 def _is_of_unknown_version(errand: Errand, made: Any) -> bool:

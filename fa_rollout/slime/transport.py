@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.slime.errand import engines_at_work
 from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class Transport:
         """
         body = msgspec.json.encode(payload or {})
         for _ in range(MAX_STALLS):
-            answer = await self._answer(url, body, max_retries, {**_HEADERS, **(headers or {})})
+            with engines_at_work():
+                answer = await self._answer(url, body, max_retries, {**_HEADERS, **(headers or {})})
             if not (url.startswith(self._own) and self._is_of_unknown_version(answer)):
                 return answer
             await asyncio.sleep(RETRY_S)

@@ -58,6 +58,7 @@ class UserCall(Generic[T]):
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._failure: UserCodeFailed | None = None
+        self.is_cancelled = False
         self._at: Place | None = None
         self._since_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,9 +86,16 @@ class UserCall(Generic[T]):
 
     async def end(self) -> None:
         """Cancel it; one that does not end within `CANCEL_S` is left behind."""
-        if not self.task.done():
-            self._cancel()
+        self.cancel()
+        if not self._ended.done():
             await asyncio.wait({self._ended})
+
+    def cancel(self) -> None:
+        """Ask it to end, as far as it runs."""
+        if not self.task.done() and not self.is_cancelled:
+            self.is_cancelled = True
+            self.task.cancel()
+            asyncio.get_running_loop().call_later(CANCEL_S, self._leave_behind)
 
     def _returned(self) -> T:
         if self.task.cancelled():
@@ -122,11 +130,7 @@ class UserCall(Generic[T]):
         since_s = self._since_s if at == self._at else now_s
         where = f"; it has been at {at} for {now_s - since_s:.3g} s" if at else ""
         self._failure = UserCodeTimedOut(f"{self._what}: timeout: {self._deadline.rule}{where}")
-        self._cancel()
-
-    def _cancel(self) -> None:
-        self.task.cancel()
-        asyncio.get_running_loop().call_later(CANCEL_S, self._leave_behind)
+        self.cancel()
 
     def _leave_behind(self) -> None:
         if not self.task.done() and not self._ended.done():
@@ -161,9 +165,7 @@ async def run(
     Raises:
         UserCodeFailed: it gave no result.
     """
-    return await UserCall[Any](
-        what, call, function=function, deadline=deadline, passes=passes
-    ).result()
+    return await UserCall[Any](what, call, function=function, deadline=deadline, passes=passes).result()
 
 
 async def run_to_end(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -18,9 +18,18 @@ class UserCodeFailed(FaRolloutError, RuntimeError):
         """The first line."""
         return str(self).partition("\n")[0]
 
+    @property
+    def without_what(self) -> str:
+        """The text behind the kind of user code that it begins with."""
+        return str(self).partition(": ")[2]
+
 
 class UserCodeTimedOut(UserCodeFailed):
-    """User code did not return in its time."""
+    """User code did not return in its time; of `without_what` the rule and the place alone."""
+
+    @property
+    def without_what(self) -> str:
+        return super().without_what.removeprefix("timeout: ")
 
 
 def told(error: BaseException) -> str:

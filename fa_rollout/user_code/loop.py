@@ -10,9 +10,10 @@ import asyncio
 import logging
 import socket
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fa_rollout.own_threads import in_thread
+from fa_rollout.own_threads import NUM_USER_THREADS, in_thread
 from fa_rollout.user_code import place
 from fa_rollout.user_code.call import IN_USER_CODE
 
@@ -25,10 +26,11 @@ class HardenedLoop(asyncio.SelectorEventLoop):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._hidden: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+        self.set_default_executor(ThreadPoolExecutor(NUM_USER_THREADS, thread_name_prefix="user-code"))
+        self.set_task_factory(self._make_task)
 
     def _run_once(self) -> None:
-        """A task that raises one of these has kept it for whoever awaits it; callbacks that are left follow."""
+        """A task that raises one of these keeps it for whoever awaits it; callbacks that are left follow."""
         try:
             super()._run_once()  # type: ignore[misc]
         except (SystemExit, KeyboardInterrupt) as error:
@@ -41,14 +43,15 @@ class HardenedLoop(asyncio.SelectorEventLoop):
         if not IN_USER_CODE.get():
             assert isinstance(loop, HardenedLoop)
             loop._hidden.add(task)
-            asyncio.tasks._unregister_task(task)  # type: ignore[attr-defined]
+            asyncio.tasks._unregister_task(task)
         return task
 
-    def show_all_tasks(self) -> None:
-        """The end has come: what is left may be found, and cancelled."""
+    def let_go(self) -> None:
+        """The end has come: tasks that are left may be found, and threads of user code are not waited for."""
+        self.set_default_executor(ThreadPoolExecutor(1))
         for task in self._hidden:
             if not task.done():
-                asyncio.tasks._register_task(task)  # type: ignore[attr-defined]
+                asyncio.tasks._register_task(task)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         """Name look-ups wait for no thread of user code."""

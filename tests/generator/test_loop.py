@@ -105,7 +105,7 @@ def test_a_failed_reward_is_a_failed_group_and_never_a_number(tmp_path: Path, pl
             assert commit.rewards == [1.0, 1.0]
     reasons = {g: a.reason for g, a in answers.items() if isinstance(a, m.Settled)}
     assert set(reasons) == {1, 3, 5, 7}
-    assert reasons[1].startswith("reward: raised: ")
+    assert reasons[1].startswith("reward: ValueError: no verdict (")
     assert "no verdict" in reasons[1]
     assert all(reasons[g].startswith("reward: bad_value: ") for g in (3, 5, 7))
     assert answers[1].mean_response_len == NUM_TOKENS  # type: ignore[union-attr]
@@ -164,7 +164,7 @@ def test_custom_functions_build_samples_and_their_mistakes_end_their_own_group_a
         assert [own.get("branch") for own in head.sample_metadata] == ["other", None, "other", None]
 
         assert isinstance(raising, m.Settled)
-        assert raising.reason.startswith('raised: KeyError: "the user\'s own mistake"')
+        assert raising.reason.startswith('generate: KeyError: "the user\'s own mistake"')
         assert "user_code.py" in raising.reason
         assert isinstance(forgetful, m.Settled)
         assert forgetful.reason.startswith("samples: a custom generate must return")

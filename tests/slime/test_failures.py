@@ -54,7 +54,9 @@ def test_an_exception_of_user_code_reaches_the_manager_with_its_traceback(
 def test_a_reward_that_cancels_itself_has_raised(tmp_path: Path, engines: Engines) -> None:
     made, router = engines()
     manager = Manager(arguments(tmp_path, router, custom_rm_path=f"{CODE}.reward_that_cancels_itself"))
-    with pytest.raises(GeneratorFailed, match="user code raised CancelledError"):
+    with pytest.raises(
+        GeneratorFailed, match=r"slime: CancelledError: .*user_code\.py:\d+ in reward_that_cancels_itself"
+    ):
         train_async(manager, made, steps=range(6))
 
 

@@ -20,6 +20,7 @@ from fa_rollout.client.engine import control, pieces
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery, Weights
+from fa_rollout.own_threads import in_thread
 from trainer_hook.messages import GROUP_TIMEOUT_S, Audience, JoinGroup, TakeBroadcast
 
 T = TypeVar("T")
@@ -119,12 +120,12 @@ class WeightStream:
             EnginesLost: all of them.
             ControlRefused: one refused.
         """
-        encoded = await asyncio.to_thread(base64.b64encode, pickled)
+        encoded = await in_thread(base64.b64encode, pickled)
         bodies: dict[int, bytes] = {}
         for engine in self._open_members():
             count = self._num_workers(engine.url)
             if count not in bodies:
-                bodies[count] = await asyncio.to_thread(pieces.tensor_body, encoded, count)
+                bodies[count] = await in_thread(pieces.tensor_body, encoded, count)
 
         async def take(engine: Engine) -> None:
             body = bodies[self._num_workers(engine.url)]

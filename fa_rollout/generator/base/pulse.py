@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from fa_rollout.client.base.circuit import CircuitState
 from fa_rollout.client.requests.statistics import PoolStatistics
-from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse
+from fa_rollout.user_code.failure import in_one_line
+from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse, Warned
 
 BEAT_S = 0.05
 PULSE_S = 1.0
@@ -62,12 +63,24 @@ class Heart:
         self._send = send
         self.figures: Callable[[], Figures] = Figures
         """Where the figures come from; all zero until the generator is open."""
+        self._has_warned = False
+
+    def _figures(self, last: Figures) -> Figures:
+        """The figures of now; those of the last second where they cannot be had, which is said once."""
+        try:
+            return self.figures()
+        except Exception as error:  # whatever it is: figures serve people, and the run goes on
+            if not self._has_warned:
+                self._has_warned = True
+                self._send(Warned(text=f"the generator's figures stand still: {in_one_line(error)}"))
+            return last
 
     async def run(self) -> None:
         """Beat until cancelled."""
         loop = asyncio.get_running_loop()
         told_s = last_s = loop.time()
         gap_s, num_tokens = 0.0, 0
+        figures = Figures()
         while True:
             await asyncio.sleep(BEAT_S)
             now_s = loop.time()
@@ -75,7 +88,7 @@ class Heart:
             last_s = now_s
             if now_s - told_s < PULSE_S:
                 continue
-            figures = self.figures()
+            figures = self._figures(figures)
             tokens_per_s = (figures.num_tokens - num_tokens) / (now_s - told_s)
             self._send(
                 Pulse(

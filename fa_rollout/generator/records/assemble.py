@@ -249,7 +249,7 @@ def _sample_metadata(samples: Sequence[Sample], row: dict[str, Any]) -> list[dic
 def _encode(value: Any, field: str) -> bytes:
     try:
         return msgspec.msgpack.encode(value, enc_hook=_plain)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SampleRefused(f"{field}: must be plain data (numbers, text, lists, dicts): {error}") from error
 
 

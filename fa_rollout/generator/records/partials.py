@@ -7,6 +7,7 @@ cannot be used lets a group begin from nothing; it never fails one, nor the run.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,9 +24,12 @@ from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.turns.job import HeadStart, Job
 from fa_rollout.generator.turns.requester import Requester
 from fa_rollout.generator.turns.turn import Draft
+from fa_rollout.own_threads import in_thread
 from fa_rollout.sample import FinishReason, IntArray, VersionSpan
+from fa_rollout.user_code.failure import in_one_line
 from shm.ring import Descriptor, Field
 from trainer_hook.calls.kept import (
+    Block,
     Kept,
     KeptArray,
     KeptGroup,
@@ -103,7 +107,7 @@ class HeadStarts:
         if start is None or start.entry.kind is not kind:
             return None
         try:
-            return await asyncio.to_thread(read, start.path, start.entry)
+            return await in_thread(read, start.path, start.entry)
         except (OSError, ValueError) as error:
             logger.warning("event=kept_group_unreadable group=%d error=%s", start.entry.group, error)
             return None
@@ -125,28 +129,40 @@ class Conditions:
 class PartialKeeper:
     """Writes the tokens of samples under way to a file."""
 
-    def __init__(self, config: Config, requester: Requester, sending: Gate) -> None:
+    def __init__(
+        self, config: Config, requester: Requester, sending: Gate, *, warn: Callable[[str], None]
+    ) -> None:
+        """`warn`: takes why a file was not written."""
+        self._warn = warn
         self._conditions = Conditions(config)
         self._requester = requester
         self._sending = sending
 
     async def save(self, order: SavePartials, jobs: Callable[[], Iterable[Job]]) -> PartialsSaved:
-        """Write the file, with what engines gave back so far, or after they gave back all."""
-        if order.interrupt_s:
-            await self._interrupt(order.interrupt_s)
+        """Write the file, with what engines gave back so far, or after they gave back all.
+
+        Whatever goes wrong: the order is answered, and the checkpoint has no unfinished groups.
+        """
+        running = list(jobs())
         try:
-            block = pack(self._groups(jobs()), limit_bytes=order.limit_bytes)
-        finally:
-            self._sending.release(HOLD)
-        try:
-            await asyncio.to_thread(Path(order.path).write_bytes, block.data)
-        except OSError as error:
-            logger.warning("event=partials_not_written error=%s", error)
-            await asyncio.to_thread(Path(order.path).unlink, missing_ok=True)
-            return PartialsSaved(number=order.number, num_groups=0, num_left_out=block.num_groups)
+            block = await self._block(order, jobs)
+            await in_thread(Path(order.path).write_bytes, block.data)
+        except Exception as error:  # a full disk, a bad path, arrays of the user's own
+            self._warn(f"the tokens of unfinished groups are not in the checkpoint: {in_one_line(error)}")
+            with contextlib.suppress(OSError, ValueError):
+                await in_thread(Path(order.path).unlink, missing_ok=True)
+            return PartialsSaved(number=order.number, num_groups=0, num_left_out=len(running))
         return PartialsSaved(
             number=order.number, num_groups=block.num_groups, num_left_out=block.num_left_out
         )
+
+    async def _block(self, order: SavePartials, jobs: Callable[[], Iterable[Job]]) -> Block:
+        try:
+            if order.interrupt_s:
+                await self._interrupt(order.interrupt_s)
+            return pack(self._groups(jobs()), limit_bytes=order.limit_bytes)
+        finally:
+            self._sending.release(HOLD)
 
     async def _interrupt(self, limit_s: float) -> None:
         self._sending.hold(HOLD)

@@ -19,8 +19,10 @@ import numpy.typing as npt
 from fa_rollout.config import Run
 from fa_rollout.generator.base.frames import Chunk, Frames
 from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.own_threads import in_thread
 from fa_rollout.records.sample_file import FOLDER, MAGIC, FileName, WrittenGroup
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.failure import in_one_line
 from trainer_hook.messages import Settlement
 
 FLUSH_S = 1.0
@@ -62,9 +64,9 @@ class SampleLog:
             return
         try:
             self._frames.add(self._written(job, outcome, samples, reason))
-        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            said = f"{reason}; its samples cannot be kept: {error}"
-            self._frames.add(self._written(job, outcome, (), said))
+        except Exception as error:  # objects of the user's own fail in their own ways
+            said = f"{reason}; its samples cannot be kept: {in_one_line(error)}"
+            self._frames.add(self._written(job, outcome, (), said, has_label=False))
 
     def ended(self, job: Job, ending: Ending) -> None:
         """Note a group that became no record; one that is given back will be tried again."""
@@ -77,7 +79,7 @@ class SampleLog:
             while self._is_open:
                 await asyncio.sleep(FLUSH_S)
                 chunks = self._frames.take()
-                await asyncio.to_thread(self._files.append, chunks)
+                await in_thread(self._files.append, chunks)
                 self._frames.reuse(chunks)
                 self._look()
         finally:
@@ -100,7 +102,9 @@ class SampleLog:
             self._files.close()
             self._warn(f"the sample log ends here: {self._files.failure}")
 
-    def _written(self, job: Job, outcome: str, samples: Sequence[Sample], reason: str) -> WrittenGroup:
+    def _written(
+        self, job: Job, outcome: str, samples: Sequence[Sample], reason: str, *, has_label: bool = True
+    ) -> WrittenGroup:
         assignment = job.assignment
         prompt_ids = job.prompt_ids
         is_own = not all([sample.prompt_ids is prompt_ids for sample in samples])  # noqa: C419, faster
@@ -114,7 +118,7 @@ class SampleLog:
             reason=reason,
             started_s=job.started_s,
             ended_s=time.monotonic(),
-            label=self._label(job.label),
+            label=self._label(job.label) if has_label else None,
             prompt_ids=b"" if prompt_ids is None else _bytes(prompt_ids),
             own_prompt_ids=[_bytes(sample.prompt_ids) for sample in samples] if is_own else [],
             members=[sample.member for sample in samples],
@@ -154,8 +158,9 @@ class _Files:
             try:
                 for chunk in chunks:
                     self._write(chunk.frames)
-            except OSError as error:
-                self.failure = f"{self._folder} cannot be written: {error.strerror or error}"
+            except (OSError, ValueError) as error:  # a path may hold what no path can
+                why = getattr(error, "strerror", None) or error
+                self.failure = f"{self._folder} cannot be written: {why}"
 
     def close(self) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ prompt must begin with all ids that the sample has so far; what it adds is taken
             ids = context.ids(sample)
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ from fa_rollout.generator.turns.sampling import Params
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.generator.turns.versions import merge_spans
 from fa_rollout.sample import IntArray, Sample, VersionSpan
+from fa_rollout.user_code.deadline import Deadline
 
 Generate = Callable[["GenerateContext", Sample, Params], Awaitable[Sample | list[Sample]]]
 
@@ -86,10 +88,23 @@ def sample_ids(sample: Sample) -> IntArray:
 class GenerateContext:
     """The engines and the tokenizer, for one execution of one sample."""
 
-    def __init__(self, requester: Requester, tokenizer: Tokenizer, ticket: Ticket) -> None:
+    def __init__(
+        self, requester: Requester, tokenizer: Tokenizer, ticket: Ticket, deadline: Deadline
+    ) -> None:
+        """`deadline`: of the user's function; it rests while engines work for it."""
         self._requester = requester
         self._tokenizer = tokenizer
         self._ticket = ticket
+        self._deadline = deadline
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """Tasks of the user's that wait for a turn."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """The execution is over: turns that nobody waits for end, and no other begins."""
+        self._is_open = False
+        for task in self._waiting:
+            task.cancel()
 
     async def generate(
         self,
@@ -107,10 +122,25 @@ class GenerateContext:
 
         Raises:
             RequestFailed: the engine refuses the request, or failed again and again.
+            RuntimeError: the function that this was given to has returned.
         """
+        if not self._is_open:
+            raise RuntimeError("context.generate must be awaited before the generate function returns")
         prompt = np.array(input_ids, dtype=np.int32)
         params = dict(sampling_params)
-        return await self._requester.sample_turn(self._ticket, prompt, params, options=options or {})
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            with self._deadline.paused():
+                turn = await self._requester.sample_turn(self._ticket, prompt, params, options=options or {})
+        finally:
+            self._waiting.discard(task)
+        if len(turn.output_ids):
+            self._deadline.renew()
+        else:
+            await asyncio.sleep(0)  # a loop around turns without room must not hold up everybody
+        return turn
 
     def encode(self, text: str) -> IntArray:
         """Ids of a piece of text, without special tokens around it."""

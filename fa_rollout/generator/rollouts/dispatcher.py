@@ -15,7 +15,6 @@ Invariant: every assignment is answered exactly once, whatever its group's task 
 import asyncio
 import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -31,6 +30,7 @@ from fa_rollout.generator.base.slots import Places
 from fa_rollout.generator.rollouts.group import GroupRunner
 from fa_rollout.generator.turns.job import Ending, HeadStart, Job
 from fa_rollout.rewards.pool import RewardWorkersLost
+from fa_rollout.user_code.failure import told
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Dispatcher:
         self._num_claimed = 0
         """Samples of running groups that are placed or wait for a place."""
         self._departed: list[int] = []
+        self._is_over = False
 
     async def run(self, runner: GroupRunner) -> None:
         """Carry groups out until cancelled; then all that runs is cancelled too."""
@@ -83,6 +84,7 @@ class Dispatcher:
                 self._pump()
                 await asyncio.Event().wait()
             finally:
+                self._is_over = True
                 self.gate.hold("stopping")
 
     # --- what the hub asks ------------------------------------------------------------------------
@@ -206,10 +208,9 @@ class Dispatcher:
             return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
         except (ConfigError, EndlessRejection, RewardWorkersLost):
             raise  # no group can become a record any more
-        except Exception as error:  # user code runs in there: its mistake ends its group, not the run
+        except Exception as error:  # a mistake of ours ends its group, not the run
             logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))
-            text = "".join(traceback.format_exception_only(error)).strip()
-            return Ending(outcome=Settlement.FAILED, reason=f"raised: {text}{_place_of(error)}")
+            return Ending(outcome=Settlement.FAILED, reason=f"raised: {told(error)}")
 
     def _finish(self, job: Job, task: "asyncio.Task[Ending | None]") -> None:
         """A group's task is over, by itself or cancelled, even before its first step."""
@@ -217,9 +218,15 @@ class Dispatcher:
         self._unclaim(job, job.num_claimed)
         if not task.cancelled() and task.exception() is not None:
             return  # it ends the run, by way of the task group
-        ending = job.ending if task.cancelled() else task.result()
+        ending = job.ending or self._missing() if task.cancelled() else task.result()
         if ending is not None:
             self._settle(job, ending)
+
+    def _missing(self) -> Ending | None:
+        """How a group ends that somebody cancelled who is not this dispatcher; None: all are cancelled."""
+        if self._is_over:
+            return None
+        return Ending(outcome=Settlement.FAILED, reason="cancelled: its task was cancelled from outside")
 
     def _end(self, chosen: Callable[[Job], bool], ending: Ending) -> None:
         for queue in (self._retries, self._fresh):
@@ -231,7 +238,6 @@ class Dispatcher:
 
     def _settle(self, job: Job, ending: Ending) -> None:
         ending = replace(ending, reason=tellable(ending.reason))
-        self._on_ended(job, ending)
         self._send(
             Settled(
                 group=job.assignment.group,
@@ -241,6 +247,7 @@ class Dispatcher:
                 mean_response_len=ending.mean_response_len,
             )
         )
+        self._on_ended(job, ending)
 
     def _tell_departed(self) -> None:
         groups, self._departed = self._departed, []
@@ -252,9 +259,3 @@ def _where(job: Job) -> str:
     if not job.num_claimed:
         return "reward, filter or ring"
     return f"{job.num_claimed} sample{'s' if job.num_claimed > 1 else ''} to go"
-
-
-def _place_of(error: BaseException) -> str:
-    """File and line that raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -12,7 +12,6 @@ Invariant: every prompt that an order leaves open is answered by one `Evaluated`
 import asyncio
 import itertools
 import logging
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,10 +29,12 @@ from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.records.assemble import check_sample
-from fa_rollout.generator.rollouts.execution import Executions, Executor, Order
+from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, reason_of
 from fa_rollout.generator.turns.job import Job
+from fa_rollout.own_threads import in_thread
 from fa_rollout.rewards.pool import RewardWorkersLost
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.failure import UserCodeFailed, in_one_line, told
 from trainer_hook import messages as m
 from trainer_hook.calls.evaluation import EvaluatedPrompt, EvaluatedSample
 
@@ -84,6 +85,9 @@ class Evaluator:
                 await self._all(work, set(message.done))
         except ConfigError as mistake:
             error = tellable(str(mistake))
+        except Exception as failure:  # whatever it is: training goes on without this evaluation
+            logger.warning("event=evaluation_failed number=%d\n%s", message.evaluation, traced(failure))
+            error = tellable(f"the evaluation ended early: {told(failure)}")
         self._send(m.EvaluationEnded(evaluation=message.evaluation, error=error))
 
     async def _open(self, message: m.RunEvaluation, files: ExitStack) -> "_Work":
@@ -114,7 +118,7 @@ class Evaluator:
                 "an evaluation must name prompts or a file where evaluation.path names none, found neither"
             )
         data = msgspec.structs.replace(self._config.data, path=path, metadata_keys=None)
-        source = await asyncio.to_thread(PromptSource.open, data)
+        source = await in_thread(PromptSource.open, data)
         files.callback(source.close)
         return source.row, len(source)
 
@@ -123,8 +127,10 @@ class Evaluator:
         indices = iter(sorted(set(range(work.num_prompts)) - done))
         num_lines = min(work.num_prompts, self._config.evaluation.max_concurrent_samples)
         async with asyncio.TaskGroup() as lines:
-            for _ in range(num_lines):
-                lines.create_task(self._line(work, indices))
+            running = [lines.create_task(self._line(work, indices)) for _ in range(num_lines)]
+        # A task group takes a cancelled child for one that nobody misses.
+        if any(line.cancelled() for line in running):
+            raise SampleFailed("an evaluation must answer every prompt; one of its tasks was cancelled")
 
     async def _line(self, work: "_Work", indices: Iterator[int]) -> None:
         for index in indices:
@@ -140,10 +146,11 @@ class Evaluator:
             ConfigError: the data set changed meanwhile.
             RewardWorkersLost: no reward can be had any more.
         """
-        row = work.row(index)
+        row = Row(prompt="", label=None, metadata={}, tools=None)
         executions: Executions = []
         failure = None
         try:
+            row = work.row(index)
             async with self._sending.deadline(self._config.rollout.group_timeout_s):
                 executions = await self._executor.execute(
                     work.job(index), self._place, self._order(work, row)
@@ -153,11 +160,11 @@ class Evaluator:
                 check_sample(sample)
         except (ConfigError, RewardWorkersLost):
             raise
-        except (SampleFailed, ClientError, PromptError) as error:
-            failure = tellable(f"{type(error).__name__}: {error}")
-        except Exception as error:  # user code runs in there: its mistake ends its prompt, not the run
+        except (SampleFailed, UserCodeFailed, ClientError, PromptError) as error:
+            failure = tellable(reason_of(error))
+        except Exception as error:  # a row that cannot be read, a mistake of ours: they end this prompt
             logger.warning("event=evaluation_raised index=%d\n%s", index, traced(error))
-            failure = tellable(f"raised: {''.join(traceback.format_exception_only(error)).strip()}")
+            failure = tellable(f"raised: {told(error)}")
         samples = [] if failure else [_evaluated(sample) for sample in itertools.chain(*executions)]
         return EvaluatedPrompt(
             index=index, prompt=row.prompt, label=row.label, samples=samples, failure=failure
@@ -229,6 +236,7 @@ def _encode(result: EvaluatedPrompt) -> bytes:
         failure = (
             f"result: a prompt's samples must take {MAX_RESULT_BYTES} bytes at most, found {len(encoded)}"
         )
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        failure = f"metadata: must be plain data (numbers, text, lists, dicts): {error}"
-    return _ENCODER.encode(EvaluatedPrompt(index=result.index, prompt="", label=None, failure=failure))
+    except Exception as error:  # objects of the user's own fail in their own ways
+        failure = f"metadata: must be plain data (numbers, text, lists, dicts): {in_one_line(error)}"
+    failed = EvaluatedPrompt(index=result.index, prompt="", label=None, failure=tellable(failure))
+    return _ENCODER.encode(failed)

@@ -20,9 +20,18 @@ from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.rollouts.rollout import Rollout
 from fa_rollout.generator.turns.job import Job
-from fa_rollout.rewards.outcomes import TOKEN_REWARDS, RewardFailed, RewardOutcome, Scored, read
+from fa_rollout.rewards.outcomes import (
+    TOKEN_REWARDS,
+    FailureReason,
+    RewardFailed,
+    RewardOutcome,
+    Scored,
+    read,
+)
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import IntArray, Sample
+from fa_rollout.user_code import place
+from fa_rollout.user_code.failure import UserCodeFailed
 
 Slot = Callable[[Job], AbstractAsyncContextManager[None]]
 """A place among the samples that engines work on at once."""
@@ -83,6 +92,9 @@ class Executor:
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(execute(member)) for member in range(order.num_samples)]
+        num_made = sum(not task.cancelled() for task in running)
+        if num_made < len(running):  # a task group takes a cancelled child for one that nobody misses
+            raise SampleFailed(f"samples: {order.num_samples} must be made of a prompt, found {num_made}")
         return [task.result() for task in running]
 
     async def score(self, executions: Executions) -> list[float]:
@@ -118,5 +130,15 @@ def _read_own_rewards(samples: Iterable[Sample]) -> None:
 
 def _scored(outcome: RewardOutcome) -> Scored:
     if isinstance(outcome, RewardFailed):
-        raise SampleFailed(f"reward: {outcome.reason}: {outcome.text}")
+        kind = "" if outcome.reason is FailureReason.RAISED else f"{outcome.reason}: "
+        raise SampleFailed(f"reward: {kind}{outcome.text}")
     return outcome
+
+
+def reason_of(error: Exception) -> str:
+    """Short kind first, so that the hub can count by it; the line of user code that led to it, if one did."""
+    if isinstance(error, UserCodeFailed):
+        return str(error)
+    text = str(error) if isinstance(error, SampleFailed) else f"{type(error).__name__}: {error}"
+    at = place.of_error(error)
+    return text + place.in_words(at if at is not None and place.is_users(at.file) else None)

@@ -26,10 +26,12 @@ from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_r
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.records.partials import HeadStarts
 from fa_rollout.generator.records.sample_log import SampleLog
-from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot
+from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot, reason_of
 from fa_rollout.generator.turns.job import Ending, Job
 from fa_rollout.records.sample_file import COMMITTED
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.call import run as run_user_code
+from fa_rollout.user_code.failure import UserCodeFailed
 from shm.errors import RecordTooLarge
 from trainer_hook.messages import Settlement
 
@@ -64,7 +66,6 @@ class GroupRunner:
 
         Raises:
             EndlessRejection: the filter has rejected too many groups in a row.
-            Exception: what user code raised in a custom generate function.
         """
         job.started_s = time.monotonic()
         executions: Executions = []
@@ -80,14 +81,14 @@ class GroupRunner:
                 executions = await self._executor.execute(job, slot, order)
                 scores = await self._executor.score(executions)
             samples = [sample for execution in executions for sample in execution]
-            rejected = self._judge(executions)
+            rejected = await self._judge(executions)
             if rejected is not None:
                 return _ending(Settlement.FILTERED, rejected, executions)
             record = self._record(job, row, samples, scores)
             await self._outbox.put(record)
             self._log.write(job, COMMITTED, samples)
-        except (SampleFailed, ClientError, PromptError, RecordTooLarge) as error:
-            return _ending(Settlement.FAILED, _reason(error), executions)
+        except (SampleFailed, UserCodeFailed, ClientError, PromptError, RecordTooLarge) as error:
+            return _ending(Settlement.FAILED, reason_of(error), executions)
         return None
 
     async def _restore(self, job: Job) -> bool:
@@ -110,14 +111,13 @@ class GroupRunner:
             sampling=self._config.sampling,
         )
 
-    def _judge(self, executions: Executions) -> str | None:
+    async def _judge(self, executions: Executions) -> str | None:
         """Why the filter rejects a group; None when it keeps it, or there is no filter."""
         if self._filter is None:
             return None
         members = [execution[0] if len(execution) == 1 else execution for execution in executions]
-        verdict = self._filter(members)
-        if verdict.outcome is FilterOutcome.FAILED:
-            raise SampleFailed(f"filter: {verdict.reason}")
+        judge = self._filter
+        verdict = await run_user_code("filter", lambda: judge(members), function=judge.function)
         self._rejections.record(verdict)
         return verdict.reason if verdict.outcome is FilterOutcome.REJECTED else None
 
@@ -148,8 +148,3 @@ def _ending(outcome: Settlement, reason: str, executions: Executions) -> Ending:
         mean_response_len=float(np.mean(lengths)) if lengths else 0.0,
         samples=samples,
     )
-
-
-def _reason(error: Exception) -> str:
-    """Short kind first, so that the hub can count by it."""
-    return str(error) if isinstance(error, SampleFailed) else f"{type(error).__name__}: {error}"

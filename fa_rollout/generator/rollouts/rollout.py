@@ -5,11 +5,13 @@ attempt before.
 """
 
 import copy
+from contextlib import closing
 
+from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import Config, Sampling
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.generator.base.tasks import contained
+from fa_rollout.generator.base.errors import SampleFailed, SampleRefused
 from fa_rollout.generator.rollouts.custom import (
     Generate,
     GenerateContext,
@@ -23,6 +25,9 @@ from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.sampling import Params, base_params
 from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.sample import IntArray, Sample
+from fa_rollout.user_code import place
+from fa_rollout.user_code.call import run as run_user_code
+from fa_rollout.user_code.deadline import Deadline
 
 
 class Rollout:
@@ -35,6 +40,7 @@ class Rollout:
         self._tokenizer = tokenizer
         self._generate = generate
         self._balance = config.engine.balance
+        self._idle_s = config.idle_timeout_s
         asks_experts = any(column.name == ROUTED_EXPERTS for column in config.record.columns)
         self._options = {"return_routed_experts": True} if asks_experts else {}
 
@@ -45,7 +51,7 @@ class Rollout:
 
         Raises:
             SampleFailed, RequestFailed, EngineUnavailable: it cannot be made.
-            Exception: whatever the user's function raises.
+            UserCodeFailed: the user's function gave no result.
         """
         sample = _fresh_sample(job, member, row, prompt_ids)
         ticket = Ticket(
@@ -56,14 +62,31 @@ class Rollout:
             append_turn(sample, await self._turn(ticket, prompt_ids, params))
             samples = [sample]
         else:
-            context = GenerateContext(self._requester, self._tokenizer, ticket)
-            identity = identity_of(sample)
-            with contained():
-                made = await self._generate(context, sample, params)
-            samples = as_samples(made, identity)
+            samples = await self._custom(self._generate, ticket, sample, params)
         for one in samples:
             one.response = self._tokenizer.decode(one.response_ids)
         return samples
+
+    async def _custom(
+        self, generate: Generate, ticket: Ticket, sample: Sample, params: Params
+    ) -> list[Sample]:
+        """What the user's function makes; requests that it began and left to themselves end with it."""
+        rule = f"it asked no engine for {self._idle_s:g} s (rollout.idle_timeout_s)"
+        deadline = Deadline(self._idle_s, rule)
+        context = GenerateContext(self._requester, self._tokenizer, ticket, deadline)
+        identity = identity_of(sample)
+        with closing(context):
+            made = await run_user_code(
+                "generate",
+                lambda: generate(context, sample, params),
+                function=generate,
+                deadline=deadline,
+                passes=(SampleFailed, ClientError),
+            )
+        try:
+            return as_samples(made, identity)
+        except SampleRefused as error:
+            raise SampleRefused(f"{error}{place.in_words(place.of_function(generate))}") from None
 
     async def _turn(self, ticket: Ticket, prompt_ids: IntArray, params: Params) -> Turn:
         """The answer to a prompt, from where a checkpoint kept it."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fa_rollout.client.base.errors import ClientError
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.base.pulse import engine_figures
+from fa_rollout.user_code.failure import told
 from trainer_hook.messages import ChangeEngines, EnginesChanged, Message
 
 
@@ -43,6 +44,8 @@ class EngineChanges:
                 await self._pool.members.leave(message.url, message.drain_s)
         except ClientError as failure:
             error = str(failure)
+        except Exception as failure:  # whatever it is: the run goes on with the engines that it has
+            error = told(failure)
         self._send(
             EnginesChanged(
                 request=message.request,

@@ -16,6 +16,7 @@ from fa_rollout.client.fleet.weight_stream import EnginesLost
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.base.patience import outlasting_losses
 from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.own_threads import in_thread
 from trainer_hook.messages import (
     Audience,
     EngineStage,
@@ -90,7 +91,7 @@ class StreamStages:
 
 async def _read(path: str) -> bytes:
     try:
-        return await asyncio.to_thread(Path(path).read_bytes)
+        return await in_thread(Path(path).read_bytes)
     except OSError as error:  # a trainer that gave up has removed it
         raise ControlFailed(f"a bucket of weights must be there to be sent: {error}") from error
 

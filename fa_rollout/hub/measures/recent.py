@@ -19,7 +19,7 @@ NUM_UPDATES = 64
 NUM_WARNINGS = 16
 NUM_REASONS = 32
 _KIND_LENGTH = 60
-_TWO_WORDS = ("reward", "raised", "filter")
+_TWO_WORDS = ("generate", "reward", "filter", "slime", "raised")
 """Reasons whose kind is told by the word behind the first colon."""
 _TEXT_LENGTH = 400
 
