@@ -3,9 +3,11 @@
 One optimizer step is one batch of the run.
 """
 
+import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -65,6 +67,7 @@ class WeightsToEngines(TrainerCallback):
 
 
 def main() -> None:
+    dist.init_process_group("gloo", init_method=os.environ.get("INIT_METHOD"))
     torch.set_num_threads(1)
     with TrainerHook.attach() as hook:
         arguments = TrainingArguments(

@@ -1,4 +1,6 @@
-"""GRPO on any number of ranks: `torchrun --nproc-per-node N train.py`."""
+"""GRPO on any number of ranks: `python -m fa_rollout.ranks N train.py`, or torchrun."""
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -31,7 +33,7 @@ def masked_share(batch: Batch) -> float:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=os.environ.get("INIT_METHOD"))
     torch.set_num_threads(1)
     model = DistributedDataParallel(AutoModelForCausalLM.from_pretrained("work/model", dtype=torch.float32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)

@@ -164,12 +164,9 @@ def prepare(
 
 
 def _command(folder: Path, model: Path, chosen: Task, seed: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [
-        *torchrun,
-        f"--nproc-per-node={NUM_RANKS}",
-        "--module",
-        "fa_rollout.demo.train",
+        *(sys.executable, "-m", "fa_rollout.ranks", str(NUM_RANKS)),
+        *("-m", "fa_rollout.demo.train"),
         f"--model={model}",
         f"--figures={folder / 'steps.jsonl'}",
         f"--learning-rate={chosen.learning_rate}",

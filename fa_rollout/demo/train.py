@@ -1,4 +1,4 @@
-"""A GRPO trainer in one page: `torchrun --nproc-per-node 2 -m fa_rollout.demo.train --model FOLDER`.
+"""A GRPO trainer in one page: `python -m fa_rollout.ranks 2 -m fa_rollout.demo.train --model FOLDER`.
 
 In: batches of the run that FA_ROLLOUT_ADDRESS names. Out: new weights after each step. It waits for data
 only in `next_batch`, and knows nothing of engines, prompts or rewards. Copy it and change what you like.
@@ -7,6 +7,7 @@ Shapes: n samples of a micro-batch, L tokens of the longest, R tokens in the los
 """
 
 import argparse
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="file to which rank 0 adds a line of figures a step")
     options = parser.parse_args()
     recipe = Recipe(learning_rate=options.learning_rate, entropy_weight=options.entropy_weight)
-    dist.init_process_group("gloo")
+    # Over a file where fa_rollout.ranks started this, else as torchrun says.
+    dist.init_process_group("gloo", init_method=os.environ.get("INIT_METHOD"))
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     figures = options.figures if dist.get_rank() == 0 else None

@@ -6,6 +6,7 @@ difference between the ring's log-probabilities and those of this trainer's own 
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def note(sample: Sample, step: int, version: int, difference: float) -> dict[str
 
 
 def main(model_folder: Path, output: Path) -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=os.environ.get("INIT_METHOD"))
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = DistributedDataParallel(AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32))

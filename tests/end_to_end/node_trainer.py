@@ -1,6 +1,5 @@
-"""One rank of a job of several nodes: writes down each step, one JSON line. To be started by torchrun.
-
-torchrun ... -m tests.end_to_end.node_trainer FOLDER
+"""One rank of a job of several nodes: writes down each step, one JSON line. Its environment is that of
+torchrun, but for INIT_METHOD.
 """
 
 import datetime
@@ -17,7 +16,8 @@ from trainer_hook import EndOfData, PeerLost, TrainerHook
 
 def main(folder: Path) -> int:
     """Train from the checkpoint in the folder, if there is one, to the end of the data."""
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    timeout = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=os.environ["INIT_METHOD"], timeout=timeout)
     with (
         TrainerHook.attach(nodes=dist.group.WORLD) as hook,
         (folder / f"seen-{os.environ['RANK']}.jsonl").open("a") as seen,

@@ -1,6 +1,6 @@
 """kill -9 of each process of a running demo: it goes on, or all of it ends with a clear message.
 
-Real engine, generator, hub and two-rank torchrun trainer; whatever was seen below the launcher must be gone
+Real engine, generator, hub and two-rank trainer; whatever was seen below the launcher must be gone
 at the end, and the run's folder with it.
 """
 
@@ -87,8 +87,8 @@ def test_rank(demo: Demo) -> None:
     assert demo.stderr.count("fa-rollout-proc: the trainer exited with code 1") == 1
 
 
-def test_torchrun(demo: Demo) -> None:
-    demo.under_way().child("torch.distributed.run").kill()
+def test_starter_of_the_ranks(demo: Demo) -> None:
+    demo.under_way().child("fa_rollout.ranks").kill()
     assert demo.end(timeout_s=15) == 137
 
 

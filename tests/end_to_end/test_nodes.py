@@ -1,21 +1,19 @@
 """A job of two nodes: two hubs, generators and engines that share nothing, one of them slow."""
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.ranks import environment
 from tests.hub.rig import NUM_PROMPTS, VOCAB_SIZE, Rig
 
 pytestmark = pytest.mark.slow
@@ -27,17 +25,19 @@ LENGTHS = ((4, 40), (40, 100))
 
 
 class Node:
-    """One node: a run, and the job's agent on its own address."""
+    """One node: a run, and its rank of the job."""
 
-    def __init__(self, run: Rig, place: int, port: int) -> None:
+    def __init__(self, run: Rig, place: int, store: Path) -> None:
         self.run = run
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-        command += [f"--node-rank={place}", f"--local-addr=127.0.0.{place + 1}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
         self.place = place
-        self.agent = subprocess.Popen(
-            [*command, "-m", "tests.end_to_end.node_trainer", str(run.folder)],
-            env={**run.environment, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        job = {
+            **environment(place, 2, store),
+            **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            **{"GROUP_RANK": str(place), "GROUP_WORLD_SIZE": "2"},
+        }
+        self.rank = subprocess.Popen(
+            [sys.executable, "-m", "tests.end_to_end.node_trainer", str(run.folder)],
+            env={**run.environment, **job, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -48,23 +48,18 @@ class Node:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def end(self, timeout_s: float) -> tuple[int, str]:
-        _, stderr = self.agent.communicate(timeout=timeout_s)
-        return self.agent.returncode, stderr
+        _, stderr = self.rank.communicate(timeout=timeout_s)
+        return self.rank.returncode, stderr
 
     def kill(self) -> None:
-        """As when the machine loses its power: agent and trainer at once."""
-        family = [self.agent.pid]
-        with suppress(psutil.NoSuchProcess):
-            family += [child.pid for child in psutil.Process(self.agent.pid).children(recursive=True)]
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.agent.wait()
+        """As when the machine loses its power."""
+        self.rank.kill()
+        self.rank.wait()
 
     def close(self) -> None:
         self.kill()
-        if self.agent.stderr is not None:
-            self.agent.stderr.close()
+        if self.rank.stderr is not None:
+            self.rank.stderr.close()
 
 
 @contextmanager
@@ -73,9 +68,7 @@ def job(folder: Path, *, shared: ScriptedEngine | None = None) -> Iterator[list[
 
     Nobody tells the runs which node is whose, unless both use the one engine that is `shared`.
     """
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    store = Path(tempfile.mkdtemp(dir=folder))  # of this job alone: a file holds those of the one before
     with ExitStack() as stack:
         nodes = []
         for place, (speed, (low, high)) in enumerate(zip(SPEEDS, LENGTHS, strict=True)):
@@ -97,7 +90,7 @@ def job(folder: Path, *, shared: ScriptedEngine | None = None) -> Iterator[list[
                 data={"shard": place, "num_shards": 2} if shared else {},
                 engine={"shared": shared is not None},
             )
-            nodes.append(Node(stack.enter_context(run), place, port))
+            nodes.append(Node(stack.enter_context(run), place, store))
             stack.callback(nodes[-1].close)
         yield nodes
 
@@ -106,7 +99,7 @@ def until_under_way(node: Node) -> None:
     deadline_s = time.monotonic() + 90
     while not node.steps():
         assert time.monotonic() < deadline_s
-        assert node.agent.poll() is None, node.end(1)
+        assert node.rank.poll() is None, node.end(1)
         time.sleep(0.05)
 
 

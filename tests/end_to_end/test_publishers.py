@@ -106,8 +106,8 @@ def test_every_token_is_of_the_weights_that_were_pushed(
 ) -> None:
     model, url = engine
     give_first_weights(url, model)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "--module", "tests.end_to_end.checking_trainer", str(model), str(tmp_path)]
+    trainer = ["-m", "tests.end_to_end.checking_trainer", str(model), str(tmp_path)]
+    command = [sys.executable, "-m", "fa_rollout.ranks", "2", *trainer]
     samples = trained(tmp_path, model, [url], via, command, num_ranks=2)
     assert len(samples) == NUM_STEPS * 8
     assert max(sample["difference"] for sample in samples) < 1e-4

@@ -84,9 +84,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             staleness=STALENESS,
         )
         (folder / "run.toml").write_text(text)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        trainer = ["--module", "tests.end_to_end.checking_trainer", str(model), str(folder)]
-        launch = Launch(folder, *torchrun, *trainer)
+        trainer = ["-m", "tests.end_to_end.checking_trainer", str(model), str(folder)]
+        launch = Launch(folder, sys.executable, "-m", "fa_rollout.ranks", "2", *trainer)
         try:
             assert launch.end(timeout_s=100) == 0, launch.stderr
             yield Run(folder, proxy.answers)
