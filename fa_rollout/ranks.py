@@ -1,8 +1,8 @@
 """The ranks of a trainer on this machine, without an agent: `python -m fa_rollout.ranks 2 train.py ...`.
 
 In: how many, and a Python program (`-m MODULE` too). Out: its exit code, or that of the first rank that
-failed. Ranks find RANK, WORLD_SIZE and their LOCAL_ forms in the environment, as under torchrun, and meet over a file
-in a private folder that INIT_METHOD names:
+failed. Ranks find RANK, WORLD_SIZE and their LOCAL_ forms in the environment, as under torchrun, and meet
+over a file in a private folder that INIT_METHOD names:
 
     dist.init_process_group("gloo", init_method=os.environ.get("INIT_METHOD"))
 

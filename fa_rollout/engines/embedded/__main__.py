@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -17,7 +18,9 @@ from tokenizers import Tokenizer
 
 from fa_rollout.engines.embedded.about import About, Served
 from fa_rollout.engines.embedded.control import Control
+from fa_rollout.engines.embedded.door import door
 from fa_rollout.engines.embedded.engine import Engine
+from fa_rollout.engines.embedded.errors import EngineStartError
 from fa_rollout.engines.embedded.frontend import Frontend
 from fa_rollout.engines.embedded.generation import Generation
 from fa_rollout.engines.embedded.http import answer_errors
@@ -27,7 +30,9 @@ from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.scheduler import Limits
 from fa_rollout.log_level import log_to_stderr
 
-MAX_BODY_BYTES = 4 << 30
+KEY_VARIABLE = "FA_ROLLOUT_ENGINE_KEY"
+_BODY_BYTES = 64 << 20
+"""Of any request; one that brings weights may be larger, but not than two models in base64."""
 SHUTDOWN_TIMEOUT_S = 2.0
 # The engine's thread and the event loop share the interpreter. At the default of 5 ms a busy loop would
 # hold up each of the engine's many short calls into torch for that long.
@@ -86,14 +91,45 @@ def served_of(runner: Runner, limits: Limits, arguments: argparse.Namespace) -> 
     )
 
 
-def build_application(frontend: Frontend, folder: Path, served: Served) -> web.Application:
+def build_application(
+    frontend: Frontend, folder: Path, served: Served, *, host: str, key: str | None
+) -> web.Application:
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else None
-    application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors])
+    application = web.Application(
+        client_max_size=_max_body_bytes(frontend.engine),
+        middlewares=[door(key=key, host=host), answer_errors],
+    )
     application.add_routes(Generation(frontend, Replies(tokenizer), served.model).routes())
     application.add_routes(About(frontend, served).routes())
     application.add_routes(Control(frontend, served).routes())
     return application
+
+
+def _max_body_bytes(engine: Engine) -> int:
+    return _BODY_BYTES + engine.num_weight_bytes * 2 * 4 // 3
+
+
+def take_key(host: str) -> str | None:
+    """The key that every request must bring, out of the environment, where children would inherit it.
+
+    Raises:
+        EngineStartError: there is none, and other machines could reach this one.
+    """
+    key = os.environ.pop(KEY_VARIABLE, None) or None
+    if key is None and not _is_loopback(host):
+        raise EngineStartError(
+            f"an engine that other machines reach must have a key, and --host is {host}: "
+            f"set {KEY_VARIABLE}, here and where the run is started"
+        )
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def announce(address: tuple[str, int], ready_fd: int | None) -> None:
@@ -125,7 +161,7 @@ def watch_parent(pid: int) -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-async def serve(arguments: argparse.Namespace) -> int:
+async def serve(arguments: argparse.Namespace, key: str | None) -> int:
     """Load, listen, announce, wait for the end; the exit status."""
     runner = Runner(Path(arguments.model))
     ended = asyncio.Event()
@@ -138,7 +174,8 @@ async def serve(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads,
         max_queued_requests=limits.max_queued_requests,
     )
-    application = build_application(frontend, Path(arguments.model), served_of(runner, limits, arguments))
+    served = served_of(runner, limits, arguments)
+    application = build_application(frontend, Path(arguments.model), served, host=arguments.host, key=key)
     application_runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
     await application_runner.setup()
     frontend.start()
@@ -155,11 +192,16 @@ async def serve(arguments: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     log_to_stderr(options.log_level, "%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        key = take_key(options.host)
+    except EngineStartError as error:
+        print(f"fa_rollout.engines.embedded: {error}", file=sys.stderr)
+        return 2
     if options.parent_pid is not None:
         watch_parent(options.parent_pid)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(options.threads)
-    return asyncio.run(serve(options))
+    return asyncio.run(serve(options, key))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The HTTP routes that change the engine: pause and continue, weights and their version, the cache."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,11 @@ class Control:
     def __init__(self, frontend: Frontend, served: Served) -> None:
         self._frontend = frontend
         self._applying = Applying(frontend)
-        self._pieces = Pieces(self._applying)
+        self._pieces = Pieces(self._applying, frontend.engine.check_shapes)
         self._engine = frontend.engine
         self._served = served
+        self._owners = {os.geteuid(), os.stat(served.model_path).st_uid}
+        """Whose files may be loaded."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -68,7 +71,7 @@ class Control:
         try:
             _check_format(body.load_format)
             # Read beside the running engine; only the copy into the model stops it
-            checkpoint = await asyncio.to_thread(read_checkpoint, Path(body.model_path))
+            checkpoint = await asyncio.to_thread(read_checkpoint, Path(body.model_path), self._owners)
             num_paused = await self._applying.apply(
                 checkpoint.tensors,
                 version=body.weight_version,

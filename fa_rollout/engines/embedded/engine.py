@@ -8,7 +8,7 @@ nobody is admitted.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -196,6 +196,14 @@ class Engine:
 
     def resume(self) -> None:
         self.pause_mode = None
+
+    def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise WeightsRefused unless the model has such tensors; from any thread."""
+        self._weights.check_shapes(shapes)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        return self._weights.num_bytes
 
     def check_weights(self, update: WeightUpdate, *, allow_partial: bool) -> None:
         """Raise WeightsRefused unless the update fits. Reads shapes only: any thread may call it."""

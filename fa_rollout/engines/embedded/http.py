@@ -19,7 +19,7 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     """The JSON object of a body; no body is an empty one."""
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise bad_body(str(error)) from error
 
 

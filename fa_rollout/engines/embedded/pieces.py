@@ -7,6 +7,7 @@ a time, and each is copied into the model as it comes.
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -48,8 +49,9 @@ class GroupName(msgspec.Struct, frozen=True):
 class Pieces:
     """Handlers over what applies weights."""
 
-    def __init__(self, applying: Applying) -> None:
+    def __init__(self, applying: Applying, check_shapes: Callable[[Mapping[str, list[int]]], None]) -> None:
         self._applying = applying
+        self._check_shapes = check_shapes
         self._groups = Groups()
         self._is_open = False
 
@@ -94,6 +96,9 @@ class Pieces:
             _check_format(body.load_format)
             if not len(body.names) == len(body.dtypes) == len(body.shapes):
                 raise WeightsRefused("names, dtypes and shapes must be of one length.")
+            self._check_shapes(
+                dict(zip(body.names, body.shapes, strict=True))
+            )  # before there is room for them
             tensors = await self._groups.receive(body.group_name, body.names, body.dtypes, body.shapes)
             await self._apply(tensors, body)
         except (WeightsRefused, RequestRefused) as error:

@@ -21,6 +21,8 @@ from fa_rollout.engines.embedded.request import Request, StopStrings
 from fa_rollout.engines.embedded.sampling_params import SamplingParams
 
 MAX_TOP_LOGPROBS = 128
+MAX_REQUESTS = 4096
+"""Samples of one call."""
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`.*sampling_params")
 _random = SystemRandom()
 # Odd and large: the samples of one seed never meet those of a neighbouring one
@@ -91,6 +93,11 @@ def parse_generate(body: bytes, limits: ModelLimits, tokenizer: Tokenizer | None
     prompts, is_batch = _prompts(call, tokenizer)
     params = _params(call, len(prompts), limits)
     num_samples = params[0].n
+    if len(prompts) * num_samples > MAX_REQUESTS:
+        raise RequestRefused(
+            f"a call must ask for at most {MAX_REQUESTS} samples, got {len(prompts)} prompts with n = "
+            f"{num_samples}."
+        )
     rids = iter(_rids(call.rid, len(prompts), num_samples, is_batch))
     wishes = _logprob_wishes(call, prompts)
     requests = []
@@ -114,14 +121,14 @@ def wants_stream(body: bytes) -> bool:
     """Whether a body that was refused asked for a stream: its errors are then events."""
     try:
         return bytes(_stream_decoder.decode(body).get("stream", b"false")) == b"true"
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
 
 
 def _decode(body: bytes) -> GenerateBody:
     try:
         call = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         unknown = _UNKNOWN_FIELD.search(str(error))
         if unknown is None:
             raise bad_body(str(error)) from error

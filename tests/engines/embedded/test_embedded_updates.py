@@ -249,7 +249,7 @@ def broken_checkpoints(folder: Path, source: Path) -> dict[str, Path]:
     cut.mkdir()
     (cut / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-100])
     folders["must be a whole safetensors file"] = cut
-    folders["found none"] = folder / "absent"
+    folders["is none"] = folder / "absent"
     return folders
 
 
