@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer_hook.record import SamplingSpan, VersionSpan
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 MaskArray = npt.NDArray[np.uint8]
@@ -19,14 +21,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     """Aborted for good: kept as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Response tokens up to `end` (exclusive, from the end of the span before) were sampled by `version`."""
-
-    version: int
-    end: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +46,8 @@ class Sample:
     loss_mask: MaskArray = field(default_factory=lambda: np.empty(0, np.uint8))
     """[R] 1 where the token is trained on."""
     version_spans: list[VersionSpan] = field(default_factory=list)
+    sampling_spans: list[SamplingSpan] = field(default_factory=list)
+    """How its tokens were sampled, as `append_turn` writes it; empty: as `[sampling]` has it."""
     response: str = ""
     """Decoding of all of response_ids at once, without special tokens."""
     finish_reason: FinishReason | None = None

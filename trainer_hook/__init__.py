@@ -29,12 +29,12 @@ from trainer_hook.errors import (
 
 if TYPE_CHECKING:
     from trainer_hook.batches.batch import Batch, MicroBatch
-    from trainer_hook.batches.sample import Sample, SampleArrays, VersionSpan
+    from trainer_hook.batches.sample import Sample, SampleArrays
     from trainer_hook.calls.evaluating import PendingEvaluation
     from trainer_hook.calls.evaluation import EvaluatedPrompt, EvaluatedSample, Evaluation
     from trainer_hook.calls.update import WeightUpdate
     from trainer_hook.hook import TrainerHook
-    from trainer_hook.record import UNKNOWN_VERSION
+    from trainer_hook.record import UNKNOWN_VERSION, SamplingSpan, TokenSampling, VersionSpan
     from trainer_hook.session.statistics import HookStatistics, RunShape
 
 _HOME_OF = {
@@ -47,7 +47,9 @@ _HOME_OF = {
     "UNKNOWN_VERSION": "trainer_hook.record",
     "Sample": "trainer_hook.batches.sample",
     "SampleArrays": "trainer_hook.batches.sample",
-    "VersionSpan": "trainer_hook.batches.sample",
+    "SamplingSpan": "trainer_hook.record",
+    "TokenSampling": "trainer_hook.record",
+    "VersionSpan": "trainer_hook.record",
     "HookStatistics": "trainer_hook.session.statistics",
     "PendingEvaluation": "trainer_hook.calls.evaluating",
     "RunShape": "trainer_hook.session.statistics",
@@ -78,8 +80,10 @@ __all__ = [
     "RunShape",
     "Sample",
     "SampleArrays",
+    "SamplingSpan",
     "StaleView",
     "Stalled",
+    "TokenSampling",
     "TrainerHook",
     "UnsplittableBatch",
     "VersionSpan",

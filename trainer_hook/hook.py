@@ -47,7 +47,8 @@ class TrainerHook:
             for step in range(hook.step, hook.run.num_steps):
                 with hook.next_batch() as batch:
                     for micro_batch in batch.micro_batches():
-                        loss(model, micro_batch, batch.num_tokens_global).backward()
+                        logprobs = token_logprobs(model(micro_batch.padded_tokens).logits, micro_batch)
+                        (policy_loss(logprobs, micro_batch).sum() * batch.loss_scale).backward()
                     optimizer.step()
                 with hook.update_weights() as update:
                     update.push(model)

@@ -89,6 +89,49 @@ def columns_of(extra: Sequence[ExtraColumn]) -> tuple[Column, ...]:
     return tuple(columns)
 
 
+class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a token was sampled, in the engine's terms.
+
+    Log-probabilities of a record are those of softmax(logits / temperature) over the whole vocabulary, after
+    penalties and before top-k, top-p and min-p.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def logprob_temperature(self) -> float:
+        """What the logits of its log-probability were divided by: engines sample greedily below 1e-6, and
+        report log-probabilities at temperature 1 then."""
+        return 1.0 if self.temperature < _GREEDY_BELOW else self.temperature
+
+
+_GREEDY_BELOW = 1e-6
+"""SGLang, sampling_params.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpan:
+    """Response tokens from the end of the span before up to `end` (exclusive), sampled with `settings`."""
+
+    settings: TokenSampling
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Response tokens from the end of the span before up to `end` (exclusive), sampled by `version`."""
+
+    version: int
+    end: int
+
+
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     """The msgpack part of a record: identity, settings and outcomes of one group."""
 
@@ -103,8 +146,11 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     members: list[int]
     """Member index of each sample."""
     finish_reasons: list[str]
-    temperature: float
-    top_p: float
+    sampling: TokenSampling
+    """As the run's configuration has it."""
+    sampling_spans: list[list[tuple[TokenSampling, int]]] = []
+    """By sample: settings, and the end of the response tokens that were sampled with them. Empty where
+    `sampling` holds for every token."""
     reward_mean: float
     reward_std: float
     """ddof 1, over the scored executions; 0 for one."""

@@ -11,23 +11,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from trainer_hook import MicroBatch, TrainerHook
+from trainer_hook import TrainerHook
 from trainer_hook.dataset import RolloutDataset
-
-CLIP = 0.2
-
-
-def grpo_loss(model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
-    """Sum over trained tokens of -advantage × clipped probability ratio to the policy that sampled them."""
-    rows, places = micro_batch.sample_ids, micro_batch.position_ids
-    padded = torch.zeros(len(micro_batch.samples), micro_batch.max_seqlen, dtype=torch.long)
-    padded[rows, places] = micro_batch.tokens
-    trained = micro_batch.loss_mask.nonzero()[:, 0]
-    logits = model(input_ids=padded, use_cache=False).logits[rows[trained], places[trained] - 1]
-    logprobs = logits.log_softmax(-1).gather(-1, micro_batch.tokens[trained, None])[:, 0]
-    ratio = (logprobs - micro_batch.logprobs[trained]).exp()
-    advantages = micro_batch.advantages()[rows[trained]]
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+from trainer_hook.losses import policy_loss, token_logprobs
 
 
 class RolloutTrainer(Trainer):
@@ -48,8 +34,9 @@ class RolloutTrainer(Trainer):
         batch = inputs["batch"]
         total = torch.zeros(())
         for micro_batch in batch.micro_batches():
-            loss = grpo_loss(model, micro_batch) / batch.num_tokens_global
-            self.accelerator.backward(loss * self.args.world_size)
+            logits = model(input_ids=micro_batch.padded_tokens, use_cache=False).logits
+            loss = policy_loss(token_logprobs(logits, micro_batch), micro_batch).sum() * batch.loss_scale
+            self.accelerator.backward(loss)
             total += loss.detach()
         self.log({"reward": batch.reward_mean, "staleness": batch.staleness or 0})
         return total

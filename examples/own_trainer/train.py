@@ -7,23 +7,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
-from trainer_hook import Batch, MicroBatch, TrainerHook
+from trainer_hook import Batch, TrainerHook
+from trainer_hook.losses import policy_loss, token_logprobs
 
 LEARNING_RATE = 3e-3
-CLIP = 0.2
-
-
-def grpo_loss(model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
-    """Sum over trained tokens of -advantage × clipped probability ratio to the policy that sampled them."""
-    rows, places = micro_batch.sample_ids, micro_batch.position_ids
-    padded = torch.zeros(len(micro_batch.samples), micro_batch.max_seqlen, dtype=torch.long)
-    padded[rows, places] = micro_batch.tokens
-    trained = micro_batch.loss_mask.nonzero()[:, 0]
-    logits = model(input_ids=padded, use_cache=False).logits[rows[trained], places[trained] - 1]
-    logprobs = logits.log_softmax(-1).gather(-1, micro_batch.tokens[trained, None])[:, 0]
-    ratio = (logprobs - micro_batch.logprobs[trained]).exp()
-    advantages = micro_batch.advantages()[rows[trained]]
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
 
 
 def masked_share(batch: Batch) -> float:
@@ -41,8 +28,9 @@ def main() -> None:
         for step in range(hook.step, hook.run.num_steps):
             with hook.next_batch() as batch:
                 for micro_batch in batch.micro_batches():
-                    loss = grpo_loss(model, micro_batch) / batch.num_tokens_global
-                    (loss * dist.get_world_size()).backward()  # DDP averages over ranks
+                    logits = model(input_ids=micro_batch.padded_tokens, use_cache=False).logits
+                    loss = policy_loss(token_logprobs(logits, micro_batch), micro_batch).sum()
+                    (loss * batch.loss_scale).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 figures = f"reward={batch.reward_mean:.3f} staleness={batch.staleness}"

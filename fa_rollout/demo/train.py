@@ -21,6 +21,7 @@ from fa_rollout.demo.report import Reporter
 from trainer_hook import TrainerHook
 from trainer_hook.batches.batch import Batch, MicroBatch
 from trainer_hook.errors import EndOfData
+from trainer_hook.losses import policy_loss, token_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +43,18 @@ class Recipe:
         return self.learning_rate * warmup * (1 - 0.9 * step / num_steps)
 
 
-def score(model: torch.nn.Module, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy, both [R], of each token in the loss under the present weights.
-
-    Samples are padded to [n, L] at their right end, which a causal model never looks at from the left.
-    """
-    rows_T, places_T = micro_batch.sample_ids, micro_batch.position_ids
-    padded_nL = torch.zeros(len(micro_batch.samples), micro_batch.max_seqlen, dtype=torch.long)
-    padded_nL[rows_T, places_T] = micro_batch.tokens
-    trained_R = micro_batch.loss_mask.nonzero()[:, 0]
-    logits_nLV = model(input_ids=padded_nL, use_cache=False).logits
-    logprobs_RV = logits_nLV[rows_T[trained_R], places_T[trained_R] - 1].float().log_softmax(-1)
-    logprobs_R = logprobs_RV.gather(-1, micro_batch.tokens[trained_R, None])[:, 0]
-    return logprobs_R, -(logprobs_RV.exp() * logprobs_RV).sum(-1)
-
-
 def grpo_loss(
     model: torch.nn.Module, micro_batch: MicroBatch, recipe: Recipe
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Clipped policy gradient with group-relative advantages; loss and entropy, summed over the tokens."""
+    logits_nLV = model(input_ids=micro_batch.padded_tokens, use_cache=False).logits
+    logprobs_T = token_logprobs(logits_nLV, micro_batch)
+    policy = policy_loss(logprobs_T, micro_batch, low=recipe.clip_low, high=recipe.clip_high).sum()
     trained_R = micro_batch.loss_mask.nonzero()[:, 0]
-    logprobs_R, entropy_R = score(model, micro_batch)
-    # The ring holds the log-probabilities of the policy that sampled, however old it was.
-    ratio_R = (logprobs_R - micro_batch.logprobs[trained_R]).exp()
-    advantages_R = micro_batch.advantages()[micro_batch.sample_ids[trained_R]]
-    clipped_R = ratio_R.clamp(1 - recipe.clip_low, 1 + recipe.clip_high)
-    policy = -torch.minimum(ratio_R * advantages_R, clipped_R * advantages_R).sum()
-    return policy - recipe.entropy_weight * entropy_R.sum(), entropy_R.sum().detach()
+    rows_R, places_R = micro_batch.sample_ids[trained_R], micro_batch.position_ids[trained_R]
+    logprobs_RV = logits_nLV[rows_R, places_R - 1].float().log_softmax(-1)
+    entropy = -(logprobs_RV.exp() * logprobs_RV).sum()
+    return policy - recipe.entropy_weight * entropy, entropy.detach()
 
 
 def train_step(
@@ -81,8 +67,7 @@ def train_step(
         is_last = index == len(micro_batches) - 1
         with nullcontext() if is_last else model.no_sync():
             loss, entropy_sum = grpo_loss(model, micro_batch, recipe)
-            # DDP averages over ranks, and the loss is a mean over the tokens of all ranks.
-            (loss * dist.get_world_size() / batch.num_tokens_global).backward()
+            (loss * batch.loss_scale).backward()
         entropy += entropy_sum
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
     optimizer.step()

@@ -27,7 +27,8 @@ from fa_rollout.doctor.outcome import Outcome, error, skipped
 from fa_rollout.doctor.prompts import Prompt
 from fa_rollout.generator.turns.sampling import base_params
 from fa_rollout.launcher.engines import Engines
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
+from trainer_hook.record import VersionSpan
 
 NUM_TOKENS = 32
 """Of the answers that are tried; enough to read, and soon there."""

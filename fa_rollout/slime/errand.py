@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.sample import VersionSpan
 from fa_rollout.user_code.deadline import Deadline
+from trainer_hook.record import VersionSpan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

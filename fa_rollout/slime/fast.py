@@ -17,9 +17,10 @@ import numpy.typing as npt
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.turn import Turn
-from fa_rollout.sample import FinishReason, VersionSpan
+from fa_rollout.sample import FinishReason
 from fa_rollout.slime.errand import Errand, current, engines_at_work
 from fa_rollout.slime.upstream import Upstream
+from trainer_hook.record import VersionSpan
 
 
 class EarlyStart:

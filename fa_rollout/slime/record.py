@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
 from fa_rollout.slime.errand import Errand
 from fa_rollout.slime.wire import flatten
 from shm.ring import Descriptor, Field
 from trainer_hook.messages import Commit
+from trainer_hook.record import TokenSampling, VersionSpan
 
 _FINISH = {"completed": FinishReason.STOP, "truncated": FinishReason.LENGTH}
 
@@ -66,8 +67,7 @@ def slime_record(
         prompt="",
         label=None,
         metadata={},
-        temperature=float(args.rollout_temperature),
-        top_p=float(args.rollout_top_p),
+        sampling=TokenSampling(temperature=float(args.rollout_temperature), top_p=float(args.rollout_top_p)),
         started_s=started_s,
     )
     rewards = [float(sample.reward or 0.0) for sample in samples]

@@ -3,7 +3,8 @@
 import numpy as np
 
 from fa_rollout.generator.records.assemble import Identity
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
+from trainer_hook.record import TokenSampling, VersionSpan
 
 
 def fresh_sample(*, group: int = 5, member: int = 0, prompt_len: int = 3) -> Sample:
@@ -43,7 +44,6 @@ def identity(group: int = 5) -> Identity:
         prompt="a prompt",
         label="a label",
         metadata={"source": "test"},
-        temperature=0.7,
-        top_p=0.9,
+        sampling=TokenSampling(temperature=0.7, top_p=0.9),
         started_s=1.0,
     )

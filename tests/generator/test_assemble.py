@@ -9,10 +9,10 @@ import pytest
 
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.records.assemble import build_record, check_sample
-from fa_rollout.sample import Sample, VersionSpan
+from fa_rollout.sample import Sample
 from shm.ring import Descriptor
 from tests.generator.samples import identity, scored_sample
-from trainer_hook.record import COLUMNS, RecordHead
+from trainer_hook.record import COLUMNS, RecordHead, VersionSpan
 
 BAD_FIELDS: list[tuple[str, str, Any]] = [
     ("a log-probability missing", "logprobs", np.zeros(3, np.float32)),

@@ -1,5 +1,7 @@
 """Samples that a custom generate function builds: ids, mask, log-probabilities and versions stay in step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,9 @@ from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.records.assemble import check_sample
 from fa_rollout.generator.rollouts.custom import append_tool, append_turn, as_samples, identity_of, sample_ids
 from fa_rollout.generator.turns.turn import Turn
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
 from tests.generator.samples import fresh_sample
+from trainer_hook.record import TokenSampling, VersionSpan
 
 
 def _turn(sample: Sample, ids: list[int], *spans: tuple[int, int], extra: tuple[int, ...] = ()) -> Turn:
@@ -39,6 +42,20 @@ def test_turns_and_tool_output_grow_all_fields_together() -> None:
     assert _spans(sample) == [(1, 5), (2, 13), (3, 14)]
     sample.reward = 1.0
     check_sample(sample)
+
+
+def test_each_turn_keeps_the_settings_that_it_was_sampled_with() -> None:
+    sample = fresh_sample()
+    hot, cold = TokenSampling(temperature=2.0), TokenSampling(temperature=0.5, top_k=20)
+    for ids, settings in (([1, 2], hot), ([3], hot), ([4, 5], cold)):
+        append_turn(sample, dataclasses.replace(_turn(sample, ids, (1, len(ids))), sampling=settings))
+    append_tool(sample, [9, 9])
+    assert [(span.settings, span.end) for span in sample.sampling_spans] == [(hot, 3), (cold, 7)]
+    sample.reward = 1.0
+    check_sample(sample)
+    sample.sampling_spans.pop()
+    with pytest.raises(SampleRefused, match=r"^sampling_spans: must be rising ends up to 7"):
+        check_sample(sample)
 
 
 def test_what_a_prompt_adds_to_the_ids_so_far_is_tool_output() -> None:

@@ -16,10 +16,11 @@ from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester, Ticket
 from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.sample import FinishReason, VersionSpan
+from fa_rollout.sample import FinishReason
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.hub.rig import Rig
 from trainer_hook import messages as m
+from trainer_hook.record import VersionSpan
 
 Play = Callable[..., ScriptedEngine]
 

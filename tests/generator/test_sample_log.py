@@ -12,8 +12,9 @@ from fa_rollout.generator.records import sample_log
 from fa_rollout.generator.records.sample_log import SampleLog
 from fa_rollout.generator.turns.job import Ending, Job
 from fa_rollout.records.sample_file import COMMITTED, Span, WrittenGroup, files_of, read
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
 from trainer_hook.messages import Assignment, Settlement
+from trainer_hook.record import VersionSpan
 
 
 def job(group: int, label: Any = "4") -> Job:

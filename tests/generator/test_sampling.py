@@ -3,7 +3,8 @@
 import itertools
 
 from fa_rollout.config import Sampling
-from fa_rollout.generator.turns.sampling import base_params, continuation_params, sample_seed
+from fa_rollout.generator.turns.sampling import base_params, continuation_params, sample_seed, token_sampling
+from trainer_hook.record import TokenSampling
 
 
 def test_parameters_are_named_as_engines_name_them_and_shared_with_nobody() -> None:
@@ -45,3 +46,12 @@ def test_seeds_differ_by_every_part_of_a_requests_identity() -> None:
 
 def test_a_seed_is_the_same_on_every_machine_and_in_every_run() -> None:
     assert sample_seed(1, group=2, member=3, attempt=0, serial=0) == 7583626936618798344
+
+
+def test_what_the_trainer_learns_of_a_token_is_what_its_request_said() -> None:
+    found = token_sampling(
+        {"temperature": 0, "top_k": 5, "top_p": None, "stop": ["x"], "presence_penalty": 1}
+    )
+    assert found == TokenSampling(temperature=0.0, top_k=5, presence_penalty=1.0)
+    assert found.logprob_temperature == 1.0
+    assert token_sampling({"temperature": 0.5}).logprob_temperature == 0.5

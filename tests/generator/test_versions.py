@@ -3,8 +3,7 @@
 import pytest
 
 from fa_rollout.generator.turns.versions import VersionBook, merge_spans, parse_label, resolve_spans
-from fa_rollout.sample import VersionSpan
-from trainer_hook.record import UNKNOWN_VERSION
+from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import numpy as np
 from fa_rollout import config
 from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome, Scored
 from fa_rollout.rewards.runner import RewardRunner
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
+from trainer_hook.record import VersionSpan
 
 
 def make_sample(

@@ -22,11 +22,15 @@ import numpy as np
 
 from shm.channel import Channel
 from shm.endpoint import listen
-from shm.ring import Descriptor, Field, RingWriter
+from shm.ring import Descriptor, Field, RingReader, RingWriter
 from shm.segment import Segment
 from trainer_hook import messages as m
+from trainer_hook.batches.batch import Batch
+from trainer_hook.batches.group import open_groups
+from trainer_hook.batches.leases import Leases
+from trainer_hook.messages import Batch as BatchMessage
 from trainer_hook.messages import Handout, Part
-from trainer_hook.record import COLUMNS, RecordHead, run_number, schema_fingerprint
+from trainer_hook.record import COLUMNS, RecordHead, TokenSampling, run_number, schema_fingerprint
 
 RUN = "run-of-a-test"
 TOKEN = "token-of-a-test"
@@ -61,8 +65,7 @@ def head_of(group: int, completions: Sequence[Completion], **changes: Any) -> Re
         label=str(group),
         members=list(range(len(completions))),
         finish_reasons=["stop"] * len(completions),
-        temperature=1.0,
-        top_p=1.0,
+        sampling=TokenSampling(),
         reward_mean=float(np.mean(rewards)),
         reward_std=float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0,
         reward_count=len(rewards),
@@ -132,6 +135,39 @@ def handout(descriptor: Descriptor) -> Handout:
     return Handout(**descriptor._asdict())
 
 
+def reader_of(ring: Ring) -> RingReader:
+    segment = Segment.attach(os.dup(ring.segment.fd), writable=False)
+    return RingReader(segment, run=run_number(RUN), schema=schema_fingerprint())
+
+
+def batch_of(
+    ring: Ring,
+    records: Sequence[Handout],
+    micro_batches: Sequence[Sequence[Part]],
+    *,
+    copy: bool = False,
+    leases: Leases | None = None,
+) -> Batch:
+    message = BatchMessage(
+        request=1,
+        step=4,
+        version=5,
+        records=list(records),
+        micro_batches=[list(parts) for parts in micro_batches],
+        num_groups_global=2,
+        num_samples_global=4,
+        num_tokens_global=7,
+        num_ranks_global=2,
+        reward_mean=0.875,
+        staleness_max=2,
+        wait_s=0.0,
+    )
+    groups = open_groups(reader_of(ring), message.records, copy=copy)
+    if leases is not None:
+        leases.add(message.step, groups)
+    return Batch(message, groups, keep=copy)
+
+
 # --- the hub's end --------------------------------------------------------------------------------------
 
 
@@ -144,6 +180,7 @@ def batch(
         "num_groups_global": len(records),
         "num_samples_global": sum(map(len, micro_batches)),
         "num_tokens_global": 1,
+        "num_ranks_global": 1,
         "reward_mean": 0.0,
         "staleness_max": 0,
         "wait_s": 0.0,

@@ -1,10 +1,8 @@
 """A batch shows what is in the ring: true to its record, without a copy, and only while it may."""
 
 import gc
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -12,19 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peer import RUN, Completion, Ring, columns_of, head_of
+from peer import Completion, Ring, batch_of, columns_of, head_of, reader_of
 
 from shm.errors import DescriptorRefused
-from shm.ring import RingReader
-from shm.segment import Segment
-from trainer_hook.batches.batch import Batch
 from trainer_hook.batches.group import open_groups
 from trainer_hook.batches.leases import Leases
-from trainer_hook.batches.sample import VersionSpan
 from trainer_hook.errors import StaleView
-from trainer_hook.messages import Batch as BatchMessage
 from trainer_hook.messages import Handout, Part
-from trainer_hook.record import run_number, schema_fingerprint
+from trainer_hook.record import VersionSpan
 
 FIRST = [
     Completion(prompt=[11, 12, 13], response=[14, 15], reward=1.0, mask=[1, 0], metadata={"turns": 2}),
@@ -39,38 +32,6 @@ SECOND = [
 @pytest.fixture
 def ring() -> Ring:
     return Ring()
-
-
-def reader_of(ring: Ring) -> RingReader:
-    segment = Segment.attach(os.dup(ring.segment.fd), writable=False)
-    return RingReader(segment, run=run_number(RUN), schema=schema_fingerprint())
-
-
-def batch_of(
-    ring: Ring,
-    records: Sequence[Handout],
-    micro_batches: Sequence[Sequence[Part]],
-    *,
-    copy: bool = False,
-    leases: Leases | None = None,
-) -> Batch:
-    message = BatchMessage(
-        request=1,
-        step=4,
-        version=5,
-        records=list(records),
-        micro_batches=[list(parts) for parts in micro_batches],
-        num_groups_global=2,
-        num_samples_global=4,
-        num_tokens_global=7,
-        reward_mean=0.875,
-        staleness_max=2,
-        wait_s=0.0,
-    )
-    groups = open_groups(reader_of(ring), message.records, copy=copy)
-    if leases is not None:
-        leases.add(message.step, groups)
-    return Batch(message, groups, keep=copy)
 
 
 def test_a_sample_shows_its_record(ring: Ring) -> None:

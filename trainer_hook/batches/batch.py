@@ -27,16 +27,16 @@ class MicroBatch:
     They hold nothing in the ring. Arrays over T speak of the token at their own position, so the model's
     output at t - 1 belongs to `tokens[t]`, `logprobs[t]` and `loss_mask[t]`:
 
-        logits = model(micro_batch.tokens[None], position_ids=micro_batch.position_ids[None]).logits[0]
-        logprobs = logits[:-1].log_softmax(-1).gather(-1, micro_batch.tokens[1:, None])[:, 0]
-        advantages = micro_batch.advantages()[micro_batch.sample_ids]
-        ratio = (logprobs - micro_batch.logprobs[1:]).exp()
-        loss = -(ratio * advantages[1:] * micro_batch.loss_mask[1:]).sum() / batch.num_tokens_global
+        logits = model(micro_batch.tokens[None], position_ids=micro_batch.position_ids[None]).logits
+        logprobs = token_logprobs(logits, micro_batch)  # trainer_hook.losses
+        (policy_loss(logprobs, micro_batch).sum() * batch.loss_scale).backward()
     """
 
-    __slots__ = ("_packed", "samples")
+    __slots__ = ("_packed", "_version", "samples")
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], version: int) -> None:
+        """`version`: weight version that trains them."""
+        self._version = version
         self.samples: tuple[Sample, ...] = tuple(samples)
         """Fillers included."""
         self._packed: PackedArrays | None = PackedArrays(self.samples)
@@ -55,6 +55,12 @@ class MicroBatch:
     def tokens(self) -> "torch.Tensor":
         """[T] int64"""
         return as_tensor(self.arrays.tokens)
+
+    @property
+    def padded_tokens(self) -> "torch.Tensor":
+        """[n, L] int64: a row for each sample, 0 behind its tokens, for models that do not take packed
+        sequences; a causal model needs no attention mask for padding on the right"""
+        return as_tensor(self.arrays.padded_tokens)
 
     @property
     def cu_seqlens(self) -> "torch.Tensor":
@@ -77,8 +83,31 @@ class MicroBatch:
         return as_tensor(self.arrays.loss_mask)
 
     @property
+    def response_mask(self) -> "torch.Tensor":
+        """[T] bool: true at response tokens, trained on or not"""
+        return as_tensor(self.arrays.response_mask)
+
+    @property
+    def temperatures(self) -> "torch.Tensor":
+        """[T] float32: what logits are divided by before they are compared with `logprobs`: the temperature
+        that the token was sampled at; 1 at prompts and where sampling was greedy"""
+        return as_tensor(self.arrays.temperatures)
+
+    @property
+    def versions(self) -> "torch.Tensor":
+        """[T] int64: weight version that sampled the token; -1 at prompts and where it is unknown"""
+        return as_tensor(self.arrays.versions)
+
+    @property
+    def staleness(self) -> "torch.Tensor":
+        """[T] int64: version that trains the batch minus `versions`; -1 where that is unknown"""
+        versions = self.versions
+        return (self._version - versions).where(versions >= 0, -1)
+
+    @property
     def logprobs(self) -> "torch.Tensor":
-        """[T] float32: log-probability under the policy that sampled the token; 0 at prompts"""
+        """[T] float32: log-probability under the policy that sampled the token, of
+        softmax(logits / temperatures); 0 at prompts"""
         return as_tensor(self.arrays.logprobs)
 
     @property
@@ -139,8 +168,9 @@ class Batch:
     def __init__(self, message: BatchMessage, groups: Sequence[Group], *, keep: bool = False) -> None:
         self._groups = groups
         self._keep = keep
+        version = message.version
         self._micro_batches = tuple(
-            MicroBatch([Sample(groups[part.record], part, message.version) for part in parts])
+            MicroBatch([Sample(groups[part.record], part, version) for part in parts], version)
             for parts in message.micro_batches
         )
         self.step: int = message.step
@@ -149,8 +179,11 @@ class Batch:
         self.num_groups_global: int = message.num_groups_global
         self.num_samples_global: int = message.num_samples_global
         self.num_tokens_global: int = message.num_tokens_global
-        """Response tokens in the loss over all ranks: what a token-level loss is divided by. DDP and FSDP
-        average gradients over ranks: multiply such a loss by their number."""
+        """Response tokens in the loss over all ranks."""
+        self.loss_scale: float = message.num_ranks_global / max(1, message.num_tokens_global)
+        """What a sum over this rank's tokens is multiplied by, so that the gradient is that of the mean over
+        the tokens of all ranks: DDP and FSDP average gradients over ranks, hence their number. Divide by
+        `num_tokens_global` alone where gradients are summed."""
         self.reward_mean: float = message.reward_mean
         """Over all ranks."""
         self.staleness: int | None = message.staleness_max

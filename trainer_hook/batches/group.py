@@ -20,7 +20,7 @@ from shm.reader import Record, RingReader
 from shm.words import Descriptor
 from trainer_hook.errors import StaleView
 from trainer_hook.messages import Handout
-from trainer_hook.record import COLUMNS, Column, RecordHead
+from trainer_hook.record import COLUMNS, Column, RecordHead, TokenSampling
 
 _HEAD = msgspec.msgpack.Decoder(RecordHead)
 
@@ -91,6 +91,13 @@ class Group:
                 return column[self.response_ends[index] : self.response_ends[index + 1]]
         start, end = self.columns[f"cu_{name}"][index : index + 2]
         return column[start:end]
+
+    def sampling_of(self, index: int) -> list[tuple[TokenSampling, int]]:
+        """One sample's settings, each with the end of its response tokens."""
+        if self.head.sampling_spans:
+            return self.head.sampling_spans[index]
+        num_tokens = self.response_ends[index + 1] - self.response_ends[index]
+        return [(self.head.sampling, num_tokens)] if num_tokens else []
 
     @property
     def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]] | None":

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer_hook.batches.sample import Sample
+from trainer_hook.record import UNKNOWN_VERSION
 
 
 class PackedArrays:
@@ -38,6 +39,13 @@ class PackedArrays:
         return np.concatenate([sample.arrays.tokens for sample in self._samples], dtype=np.int64)
 
     @cached_property
+    def padded_tokens(self) -> npt.NDArray[np.int64]:
+        """[n, L] tokens of each sample from the left, 0 behind them; L is that of the longest"""
+        out = np.zeros((len(self.lengths), self.lengths.max()), np.int64)
+        out[self.sample_ids, self.position_ids] = self.tokens
+        return out
+
+    @cached_property
     def position_ids(self) -> npt.NDArray[np.int64]:
         """[T] position of each token in its own sample"""
         starts = self.cu_seqlens[:-1].astype(np.int64)
@@ -49,6 +57,26 @@ class PackedArrays:
         return np.repeat(np.arange(len(self._samples), dtype=np.int64), self.lengths)
 
     @cached_property
+    def response_mask(self) -> npt.NDArray[np.bool_]:
+        """[T] true at response tokens, trained on or not"""
+        starts = self.cu_seqlens[:-1] + np.array([sample.prompt_length for sample in self._samples], np.int64)
+        return np.arange(self.cu_seqlens[-1]) >= np.repeat(starts, self.lengths)
+
+    @cached_property
+    def temperatures(self) -> npt.NDArray[np.float32]:
+        """[T] what logits are divided by before they are compared with `logprobs`; 1 at prompts"""
+        spans = [
+            [(s.settings.logprob_temperature, s.end) for s in one.sampling_spans] for one in self._samples
+        ]
+        return self._painted(np.ones(self.cu_seqlens[-1], np.float32), spans)
+
+    @cached_property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """[T] weight version that sampled the token; -1 at prompts and where the engine did not report one"""
+        spans = [[(span.version, span.end) for span in sample.version_spans] for sample in self._samples]
+        return self._painted(np.full(self.cu_seqlens[-1], UNKNOWN_VERSION, np.int64), spans)
+
+    @cached_property
     def loss_mask(self) -> npt.NDArray[np.float32]:
         """[T] 1 where the token is trained on, 0 for prompts, fillers and tokens that are masked"""
         return self._at_responses([sample.arrays.loss_mask for sample in self._samples])
@@ -57,6 +85,17 @@ class PackedArrays:
     def logprobs(self) -> npt.NDArray[np.float32]:
         """[T] log-probability under the policy that sampled the token, 0 at prompts"""
         return self._at_responses([sample.arrays.logprobs for sample in self._samples])
+
+    def _painted(
+        self, out: npt.NDArray[Any], spans: Sequence[Sequence[tuple[float, int]]]
+    ) -> npt.NDArray[Any]:
+        """`out` with each sample's response tokens set to the values of their spans, (value, end)."""
+        for sample, end, values in zip(self._samples, self.cu_seqlens[1:].tolist(), spans, strict=True):
+            first = start = end - sample.response_length
+            for value, span_end in values:
+                out[start : first + span_end] = value
+                start = first + span_end
+        return out
 
     def _at_responses(self, values: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.float32]:
         out = np.zeros(self.cu_seqlens[-1], np.float32)

@@ -12,18 +12,10 @@ import numpy.typing as npt
 from trainer_hook.batches.group import Group
 from trainer_hook.batches.views import as_tensor
 from trainer_hook.messages import Part
-from trainer_hook.record import UNKNOWN_VERSION
+from trainer_hook.record import UNKNOWN_VERSION, SamplingSpan, VersionSpan
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Response tokens from the end of the span before up to `end` (exclusive) were sampled by `version`."""
-
-    version: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,8 @@ class Sample:
 
     @property
     def logprobs(self) -> "torch.Tensor":
-        """[r] float32: log-probability of each response token under the policy that sampled it."""
+        """[r] float32: log-probability of each response token under the policy that sampled it, of
+        softmax(logits / temperature); see `sampling_spans`."""
         return as_tensor(self.arrays.logprobs)
 
     @property
@@ -155,6 +148,28 @@ class Sample:
     def advantage(self, eps: float = 1e-6) -> float:
         """Reward relative to the group, (reward - mean) / (std + eps): GRPO, arXiv 2402.03300."""
         return (self.reward - self.group_reward_mean) / (self.group_reward_std + eps)
+
+    # --- how it was sampled -----------------------------------------------------------------------
+
+    @property
+    def sampling_spans(self) -> tuple[SamplingSpan, ...]:
+        """How the response tokens were sampled, in order; one span unless turns differ."""
+        return tuple(SamplingSpan(settings, end) for settings, end in self._group.sampling_of(self._index))
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature of the response.
+
+        Raises:
+            ValueError: its turns were sampled at different temperatures.
+        """
+        found = {span.settings.temperature for span in self.sampling_spans}
+        if len(found) > 1:
+            raise ValueError(
+                f"a sample has one temperature only if all of its turns have; sample {self.member} of group "
+                f"{self.group} has {sorted(found)}: use sampling_spans, or micro_batch.temperatures"
+            )
+        return found.pop() if found else self._group.head.sampling.temperature
 
     # --- weight versions --------------------------------------------------------------------------
 

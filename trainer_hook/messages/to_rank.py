@@ -45,6 +45,8 @@ class Batch(Message):
     num_samples_global: int
     num_tokens_global: int
     """Response tokens in the loss over all ranks."""
+    num_ranks_global: int
+    """Data-parallel ranks that share the step."""
     reward_mean: float
     staleness_max: int | None
     """None where an engine told no version."""

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from fa_rollout.client.wire.decode import POSITIVE_TOLERANCE
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.turns.extras import extra_pieces
-from fa_rollout.sample import FinishReason, Sample, VersionSpan
+from fa_rollout.sample import FinishReason, Sample
 from shm.ring import Descriptor, Field
 from trainer_hook.messages import Commit
-from trainer_hook.record import Column, ExtraColumn, RecordHead, columns_of
+from trainer_hook.record import Column, ExtraColumn, RecordHead, TokenSampling, VersionSpan, columns_of
 
 _VECTORS = {"prompt_ids": "iu", "response_ids": "iu", "logprobs": "f", "loss_mask": "iub"}
 """Fields that must be one-dimensional arrays, and the dtype kinds that each may have."""
@@ -45,8 +45,8 @@ class Identity:
     prompt: str | list[dict[str, Any]]
     label: Any
     metadata: dict[str, Any]
-    temperature: float
-    top_p: float
+    sampling: TokenSampling
+    """As the run's configuration has it."""
     started_s: float
 
 
@@ -136,6 +136,7 @@ def check_sample(sample: Sample) -> None:
     if num_tokens:
         _check_tokens(sample)
     _check_spans(sample, num_tokens)
+    _check_sampling(sample, num_tokens)
     is_reason = sample.finish_reason in list(FinishReason)
     _require(is_reason, "finish_reason", "one of " + ", ".join(FinishReason), sample.finish_reason)
     reward = sample.reward
@@ -152,6 +153,12 @@ def _check_spans(sample: Sample, num_tokens: int) -> None:
     ends = [0, *(span.end for span in spans)]
     covers = ends[-1] == num_tokens and all(a < b for a, b in itertools.pairwise(ends))
     _require(covers, "version_spans", f"rising ends up to {num_tokens}", spans)
+
+
+def _check_sampling(sample: Sample, num_tokens: int) -> None:
+    ends = [span.end for span in sample.sampling_spans]
+    covers = not ends or (ends[-1] == num_tokens and all(a < b for a, b in itertools.pairwise([0, *ends])))
+    _require(covers, "sampling_spans", f"rising ends up to {num_tokens}, or none", sample.sampling_spans)
 
 
 def _check_tokens(sample: Sample) -> None:
@@ -224,8 +231,8 @@ def _head(
         label=identity.label,
         members=[sample.member for sample in samples],
         finish_reasons=[str(sample.finish_reason) for sample in samples],
-        temperature=identity.temperature,
-        top_p=identity.top_p,
+        sampling=identity.sampling,
+        sampling_spans=_sampling_spans(samples, identity.sampling),
         reward_mean=float(scores.mean()),
         reward_std=float(scores.std(ddof=1)) if len(scores) > 1 else 0.0,
         reward_count=len(scores),
@@ -234,6 +241,18 @@ def _head(
         metadata=identity.metadata,
         sample_metadata=_sample_metadata(samples, identity.metadata),
     )
+
+
+def _sampling_spans(
+    samples: Sequence[Sample], configured: TokenSampling
+) -> list[list[tuple[TokenSampling, int]]]:
+    """By sample; empty where every token was sampled as the run's configuration has it."""
+    spans = [
+        [(span.settings, span.end) for span in sample.sampling_spans]
+        or [(configured, len(sample.response_ids))]
+        for sample in samples
+    ]
+    return spans if any(settings != configured for of_one in spans for settings, _ in of_one) else []
 
 
 def _sample_metadata(samples: Sequence[Sample], row: dict[str, Any]) -> list[dict[str, Any]]:

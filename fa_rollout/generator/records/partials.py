@@ -25,7 +25,7 @@ from fa_rollout.generator.turns.job import HeadStart, Job
 from fa_rollout.generator.turns.requester import Requester
 from fa_rollout.generator.turns.turn import Draft
 from fa_rollout.own_threads import in_thread
-from fa_rollout.sample import FinishReason, IntArray, VersionSpan
+from fa_rollout.sample import FinishReason, IntArray
 from fa_rollout.user_code.failure import in_one_line
 from shm.ring import Descriptor, Field
 from trainer_hook.calls.kept import (
@@ -40,7 +40,7 @@ from trainer_hook.calls.kept import (
     read,
 )
 from trainer_hook.messages import Commit, KeptKind, PartialsSaved, SavePartials
-from trainer_hook.record import columns_of, schema_fingerprint
+from trainer_hook.record import VersionSpan, columns_of, schema_fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ prompt must begin with all ids that the sample has so far; what it adds is taken
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -31,11 +32,12 @@ from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.turns.extras import extended
 from fa_rollout.generator.turns.requester import Requester, Ticket
-from fa_rollout.generator.turns.sampling import Params
+from fa_rollout.generator.turns.sampling import Params, token_sampling
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.generator.turns.versions import merge_spans
-from fa_rollout.sample import IntArray, Sample, VersionSpan
+from fa_rollout.sample import IntArray, Sample
 from fa_rollout.user_code.deadline import Deadline
+from trainer_hook.record import SamplingSpan, VersionSpan
 
 Generate = Callable[["GenerateContext", Sample, Params], Awaitable[Sample | list[Sample]]]
 
@@ -63,6 +65,10 @@ def append_turn(sample: Sample, turn: Turn) -> None:
         ends = [(turn.version_spans[0].version, start)]
     ends += [(span.version, start + span.end) for span in turn.version_spans]
     sample.version_spans = list(merge_spans(ends))
+    if turn.sampling is not None:
+        if sample.sampling_spans and sample.sampling_spans[-1].settings == turn.sampling:
+            sample.sampling_spans.pop()
+        sample.sampling_spans.append(SamplingSpan(turn.sampling, len(sample.response_ids)))
     sample.extras |= extended(sample.extras, turn.extras)
     sample.finish_reason = turn.finish_reason
 
@@ -78,6 +84,8 @@ def append_tool(sample: Sample, ids: npt.ArrayLike) -> None:
     if sample.version_spans:
         last = sample.version_spans[-1]
         sample.version_spans[-1] = VersionSpan(last.version, len(sample.response_ids))
+    if sample.sampling_spans:
+        sample.sampling_spans[-1] = SamplingSpan(sample.sampling_spans[-1].settings, len(sample.response_ids))
 
 
 def sample_ids(sample: Sample) -> IntArray:
@@ -140,7 +148,7 @@ class GenerateContext:
             self._deadline.renew()
         else:
             await asyncio.sleep(0)  # a loop around turns without room must not hold up everybody
-        return turn
+        return dataclasses.replace(turn, sampling=token_sampling(params))
 
     def encode(self, text: str) -> IntArray:
         """Ids of a piece of text, without special tokens around it."""

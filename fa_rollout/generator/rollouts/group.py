@@ -28,6 +28,7 @@ from fa_rollout.generator.records.partials import HeadStarts
 from fa_rollout.generator.records.sample_log import SampleLog
 from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot, reason_of
 from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.sampling import base_params, token_sampling
 from fa_rollout.records.sample_file import COMMITTED
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.call import run as run_user_code
@@ -131,8 +132,7 @@ class GroupRunner:
             prompt=row.prompt,
             label=row.label,
             metadata=row.metadata,
-            temperature=self._config.sampling.temperature,
-            top_p=self._config.sampling.top_p,
+            sampling=token_sampling(base_params(self._config.sampling)),
             started_s=job.started_s,
         )
         extra = self._config.record.columns

@@ -5,6 +5,7 @@ attempt before.
 """
 
 import copy
+import dataclasses
 from contextlib import closing
 
 from fa_rollout.client.base.errors import ClientError
@@ -22,7 +23,7 @@ from fa_rollout.generator.rollouts.custom import (
 from fa_rollout.generator.turns.extras import ROUTED_EXPERTS
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.requester import Requester, Ticket
-from fa_rollout.generator.turns.sampling import Params, base_params
+from fa_rollout.generator.turns.sampling import Params, base_params, token_sampling
 from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.sample import IntArray, Sample
 from fa_rollout.user_code import place
@@ -59,7 +60,8 @@ class Rollout:
         )
         params = base_params(sampling)
         if self._generate is None:
-            append_turn(sample, await self._turn(ticket, prompt_ids, params))
+            turn = await self._turn(ticket, prompt_ids, params)
+            append_turn(sample, dataclasses.replace(turn, sampling=token_sampling(params)))
             samples = [sample]
         else:
             samples = await self._custom(self._generate, ticket, sample, params)

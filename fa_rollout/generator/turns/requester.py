@@ -34,8 +34,8 @@ from fa_rollout.generator.turns.sampling import (
 )
 from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
 from fa_rollout.generator.turns.versions import VersionBook, resolve_spans
-from fa_rollout.sample import FinishReason, IntArray, VersionSpan
-from trainer_hook.record import UNKNOWN_VERSION
+from fa_rollout.sample import FinishReason, IntArray
+from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
 
 logger = logging.getLogger(__name__)
 

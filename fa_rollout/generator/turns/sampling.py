@@ -3,7 +3,10 @@
 import hashlib
 from typing import Any
 
+import msgspec
+
 from fa_rollout.config import Sampling
+from trainer_hook.record import TokenSampling
 
 Params = dict[str, Any]
 
@@ -26,6 +29,14 @@ def base_params(sampling: Sampling) -> Params:
     if sampling.stop_token_ids:
         params["stop_token_ids"] = list(sampling.stop_token_ids)
     return params
+
+
+def token_sampling(params: Params) -> TokenSampling:
+    """How the tokens of a request with these parameters are sampled."""
+    told = msgspec.structs.asdict(TokenSampling())
+    told |= {name: params[name] for name in told if params.get(name) is not None}
+    top_k = int(told.pop("top_k"))
+    return TokenSampling(top_k=top_k, **{name: float(value) for name, value in told.items()})
 
 
 def sample_seed(seed: int, *, group: int, member: int, attempt: int, serial: int) -> int:

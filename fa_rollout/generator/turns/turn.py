@@ -15,7 +15,8 @@ import numpy as np
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.generator.turns.extras import Arrays, extended
 from fa_rollout.generator.turns.versions import merge_spans
-from fa_rollout.sample import FinishReason, FloatArray, IntArray, VersionSpan
+from fa_rollout.sample import FinishReason, FloatArray, IntArray
+from trainer_hook.record import TokenSampling, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Turn:
     version_spans: tuple[VersionSpan, ...]
     """Ends count output tokens of this turn."""
     finish_reason: FinishReason
+    sampling: TokenSampling | None = None
+    """How it was sampled; None: as `[sampling]` has it."""
     completions: tuple[Completion, ...] = ()
     """The answers that it is made of, in order; without those that a checkpoint kept."""
     kept_extras: Arrays = field(default_factory=dict)

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fa_rollout.sample import VersionSpan
-from trainer_hook.record import UNKNOWN_VERSION
+from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
 
 _NEVER_UPDATED = (None, "default")
 """What SGLang engines call the weights that they started with."""

@@ -53,7 +53,7 @@ def cut(step: Step, terms: Terms) -> list[Batch]:
     else:
         ranks = terms.recording.parts(step.step, terms.dp_size, {(s.record, s.member) for s in sizes})
     step.num_tokens = sum(size.loss_tokens for size in sizes)
-    return [_batch(step, micro_batches, terms.oldest_allowed) for micro_batches in ranks]
+    return [_batch(step, micro_batches, terms) for micro_batches in ranks]
 
 
 def remainder(step: Step, terms: Terms, may_go: Sequence[int]) -> list[int]:
@@ -106,7 +106,7 @@ def assignment(step: Step, batch: Batch) -> list[list[tuple[int, int, bool, int]
     ]
 
 
-def _batch(step: Step, micro_batches: list[list[Part]], oldest_allowed: int | None) -> Batch:
+def _batch(step: Step, micro_batches: list[list[Part]], terms: Terms) -> Batch:
     commits = step.commits
     used = sorted({part.record for parts in micro_batches for part in parts})
     local = {index: number for number, index in enumerate(used)}
@@ -116,11 +116,12 @@ def _batch(step: Step, micro_batches: list[list[Part]], oldest_allowed: int | No
         version=step.version,
         records=[_handout(commits[index]) for index in used],
         micro_batches=[
-            [_local(part, local, commits, oldest_allowed) for part in parts] for parts in micro_batches
+            [_local(part, local, commits, terms.oldest_allowed) for part in parts] for parts in micro_batches
         ],
         num_groups_global=len(step.groups),
         num_samples_global=step.num_samples,
         num_tokens_global=step.num_tokens,
+        num_ranks_global=terms.dp_size,
         reward_mean=step.reward_sum / max(1, step.num_samples),
         staleness_max=staleness(step.version, step.oldest_version),
         wait_s=0.0,
