@@ -24,6 +24,7 @@ from fa_rollout.config import Config, ConfigError, Evaluation, Metrics
 from fa_rollout.data.chat import ChatTemplates
 from fa_rollout.data.row import listed
 from fa_rollout.dotted import is_url
+from fa_rollout.launcher.output import WAY_OUT, holder_of, in_use
 from fa_rollout.model_name import download, name_of
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
@@ -269,6 +270,8 @@ def check_output(folder: str | None) -> list[Finding]:
     if not above.is_dir():
         text = f"run.output_dir = {folder!r} must be a folder, and {above} is none"
         return [_error("output", text, "name another folder, or remove that file")]
+    if (holder := holder_of(folder)) is not None:
+        return [_error("output", in_use(folder, holder), WAY_OUT)]
     try:
         with tempfile.TemporaryFile(dir=above):
             return []

@@ -1,7 +1,8 @@
 """The hub as a child of this process: started by exec, spoken to over an inherited socket pair.
 
 In: a run's names and configuration. Out: the child, and this end of the channel. Invariant: the hub inherits
-the lock of the run directory, so that nobody sweeps the folder while either of the two lives.
+the locks of the run directory and of the folder of records, so that nobody sweeps the one or writes to the
+other while either of the two lives.
 """
 
 import base64
@@ -17,6 +18,7 @@ from typing import Any
 
 from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.launcher.child import Child
+from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory
 from shm.channel import Channel
 
@@ -33,6 +35,7 @@ def start_hub(
     tree: dict[str, Any],
     names: RunNames,
     directory: RunDirectory,
+    output: OutputFolder,
     *,
     plugin: Plugin | None = None,
     environment: Mapping[str, str] | None = None,
@@ -47,7 +50,7 @@ def start_hub(
             "hub",
             command,
             environment=environment,
-            pass_fds=(theirs.fileno(), directory.lock_fd),
+            pass_fds=(theirs.fileno(), directory.lock_fd, *output.lock_fds),
             log=log,
             own_session=True,
         )

@@ -30,6 +30,7 @@ from fa_rollout.launcher.exporter import Exporter
 from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
+from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
@@ -85,23 +86,31 @@ def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = N
 
     Raises:
         RunDirectoryError: there is no place for the run's private folder.
+        OutputFolderError: `run.output_dir` cannot be used, or another run uses it.
     """
     with (
         adopted(),
+        Signals() as signals,  # first: an interrupt leaves no folder behind
+        OutputFolder.open(config.run.output_dir) as output,
         RunDirectory.create() as directory,
         with_weights_in(config.trainer.weights_dir, directory),
-        Signals() as signals,
-        _Launch(config, command, directory, signals, seat or Seat()) as run,
+        _Launch(config, command, output, directory, signals, seat or Seat()) as run,
     ):
         return run.go()
 
 
 class _Launch:
     def __init__(
-        self, config: Config, command: Sequence[str], directory: RunDirectory, signals: Signals, seat: Seat
+        self,
+        config: Config,
+        command: Sequence[str],
+        output: OutputFolder,
+        directory: RunDirectory,
+        signals: Signals,
+        seat: Seat,
     ) -> None:
         self._config, self._command = config, command
-        self._directory, self._signals, self._seat = directory, signals, seat
+        self._output, self._directory, self._signals, self._seat = output, directory, signals, seat
         self._names = RunNames()
         self._before = set(children())
         self._engines: Engines | None = None
@@ -166,7 +175,7 @@ class _Launch:
         tree = to_dict(self._config)
         if self._engine_urls is not None:
             tree["engine"]["urls"] = self._engine_urls
-        child, channel = start_hub(tree, self._names, self._directory, log=self._log("hub"))
+        child, channel = start_hub(tree, self._names, self._directory, self._output, log=self._log("hub"))
         self._hub = HubWatch(
             child,
             channel,
@@ -196,10 +205,7 @@ class _Launch:
     def _engine_log(self, name: str) -> Path | None:
         """Engines say much: not on the terminal, where there is another place."""
         folder = self._seat.logs or self._config.run.output_dir
-        if folder is None:
-            return None
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return Path(folder, name)
+        return None if folder is None else Path(folder, name)
 
     @property
     def _ready(self) -> HubReady | None:

@@ -15,6 +15,7 @@ from typing import Any
 from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.launcher.heartbeat import Heartbeat
 from fa_rollout.launcher.hub_process import RunNames, start_hub
+from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.launcher.running import leave_note
 from shm.errors import ChannelError
@@ -34,20 +35,24 @@ _GRACE_S = 2.0
 class HubChild:
     """A hub that this process started."""
 
-    def __init__(self, tree: dict[str, Any], plugin: Plugin, directory: RunDirectory) -> None:
+    def __init__(
+        self, tree: dict[str, Any], plugin: Plugin, directory: RunDirectory, output: OutputFolder
+    ) -> None:
         """Returns when the hub listens, and this process is attached as its rank.
 
         Raises:
             HubLost: it did not come up; the text says why, as far as it could tell.
         """
         self._pid = os.getpid()
-        self._directory = directory
+        self._directory, self._output = directory, output
         self._hook: TrainerHook | None = None
         self._heartbeat = Heartbeat()
         names = RunNames()
         # Functions are found by path in the children wherever they are found here.
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        self._child, self._channel = start_hub(tree, names, directory, plugin=plugin, environment=environment)
+        self._child, self._channel = start_hub(
+            tree, names, directory, output, plugin=plugin, environment=environment
+        )
         atexit.register(self.close)
         running = leave_note(
             directory,
@@ -136,3 +141,4 @@ class HubChild:
         self._channel.close()
         self._child.end()
         self._directory.close()
+        self._output.close()

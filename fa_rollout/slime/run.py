@@ -10,7 +10,6 @@ slime's saves; every prompt taken is delivered once, told as filtered, or kept f
 """
 
 import logging
-import os
 import pickle
 import time
 from collections import Counter
@@ -20,7 +19,9 @@ from typing import Any
 
 import msgspec
 
+from fa_rollout.config import from_dict, to_dict
 from fa_rollout.hub.io.plugin import Plugin
+from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.slime import sidecar, upstream
 from fa_rollout.slime.arguments import check_arguments, config_tree, num_rollouts, update_interval
@@ -83,8 +84,8 @@ class Run:
         self._hub = self._start(config_tree(args, options, num_steps=num_steps, num_prompts=num_prompts))
 
     def _start(self, tree: dict[str, Any]) -> HubChild:
-        if self._options.log_dir is not None:
-            os.makedirs(self._options.log_dir, exist_ok=True)
+        tree = to_dict(from_dict(tree))
+        output = OutputFolder.open(tree["run"]["output_dir"])
         directory = RunDirectory.create()
         setup = Setup(
             args=pickle.dumps(self.args, pickle.HIGHEST_PROTOCOL),
@@ -92,7 +93,7 @@ class Run:
             directory=str(directory.path),
         )
         plugin = Plugin(module=GENERATOR, payload=msgspec.msgpack.encode(setup))
-        return HubChild(tree, plugin, directory)
+        return HubChild(tree, plugin, directory, output)
 
     def close(self) -> None:
         """End hub and generator; idempotent."""

@@ -153,3 +153,19 @@ def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], t
         for launch in (one, other):
             launch.process.send_signal(signal.SIGINT)
     assert one.end(timeout_s=10) == other.end(timeout_s=10) == 130
+
+
+def test_the_folder_of_records_is_made_whoever_starts_the_engines(
+    start: Callable[..., Launch], tmp_path: Path
+) -> None:
+    write_run(tmp_path, run={"output_dir": str(tmp_path / "new" / "out")})
+    launch = start("sh", "-c", PATIENT).up()
+    assert stat.S_IMODE((tmp_path / "new" / "out").stat().st_mode) == 0o700
+    assert (tmp_path / "new" / "out" / "events.jsonl").exists()
+    second = start("sh", "-c", "exit 0")
+    assert second.process.wait(timeout=30) == 2
+    assert f"is in use by another run (process {launch.process.pid})" in second.stderr
+    launch.process.kill()
+    launch.process.wait()
+    third = start("sh", "-c", "exit 0")
+    assert third.end() == 0
