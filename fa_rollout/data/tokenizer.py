@@ -18,6 +18,8 @@ from fa_rollout.data.row import Row
 from fa_rollout.model_name import download, name_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_END_OF_MESSAGE = "<|eom_id|>"
+"""SGLang ends an answer at it too, where a tokenizer has it (Llama 3: the end of a tool call)."""
 
 
 class Tokenizer:
@@ -135,11 +137,28 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
     """Every id that one of the model's files calls an end: engines stop at each of them."""
+    texts = [special[name] for name in ("eos_token",) if name in special]
+    found = (backend.token_to_id(text) for text in [*texts, _END_OF_MESSAGE])
+    return tuple(sorted(model_eos_ids(folder).union(ident for ident in found if ident is not None)))
+
+
+def model_eos_ids(folder: Path) -> set[int]:
+    """What the files of a model call the end of an answer.
+
+    Raises:
+        ConfigError: one of them is not JSON.
+    """
     model = read_json(folder / "config.json")
     found: set[int | None] = set()
     for tree in (model, model.get("text_config") or {}, read_json(folder / "generation_config.json")):
         value = tree.get("eos_token_id")
         found.update(value if isinstance(value, list) else [value])
-    if "eos_token" in special:
-        found.add(backend.token_to_id(special["eos_token"]))
-    return tuple(sorted(ident for ident in found if ident is not None))
+    return {ident for ident in found if ident is not None}
+
+
+def eos_ids_in(folder: str) -> set[int]:
+    """The same for a folder that may be of another machine; empty where it cannot be read."""
+    try:
+        return model_eos_ids(Path(folder).expanduser())
+    except (ConfigError, OSError):
+        return set()

@@ -1,14 +1,10 @@
 """Model and tokenizer: loadable, and the same on both sides of the wire."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 from fa_rollout.client.engine.probe import EngineInfo
 from fa_rollout.client.fleet.examine import text_of
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config, ConfigError
-from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.data.tokenizer import Tokenizer, eos_ids_in
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
 
 _SHOWN = 60
@@ -49,7 +45,7 @@ def agreement(info: EngineInfo, loaded: Tokenizer) -> list[Outcome]:
             f"{info.vocab_size:,}: ids beyond them can end an engine"
         )
         return [error("agreement", text, "engine.tokenizer must be that of the engine's model")]
-    ends = _model_ends(Path(str(info.model_path)))
+    ends = eos_ids_in(str(info.model_path))
     if ends and not ends <= set(loaded.eos_ids):
         text = (
             f"the engine's model ends answers with {sorted(ends)}, the tokenizer with {list(loaded.eos_ids)}"
@@ -71,18 +67,6 @@ def spelling(completion: Completion, loaded: Tokenizer) -> list[Outcome]:
         return [error("spelling", text, "engine.tokenizer must be that of the engine's model")]
     text = f"{len(completion.output_ids)} tokens of an answer read the same on both sides: {_shown(ours)}"
     return [ok("spelling", text)]
-
-
-def _model_ends(folder: Path) -> set[int]:
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        try:
-            tree: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        value = tree.get("eos_token_id")
-        ends.update(value if isinstance(value, list) else [value])
-    return {ident for ident in ends if isinstance(ident, int)}
 
 
 def _shown(text: str) -> str:

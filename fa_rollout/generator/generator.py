@@ -34,7 +34,8 @@ from fa_rollout.generator.rollouts.evaluator import Evaluator
 from fa_rollout.generator.rollouts.execution import Executor
 from fa_rollout.generator.rollouts.group import GroupRunner
 from fa_rollout.generator.rollouts.rollout import Rollout
-from fa_rollout.generator.startup import Parts
+from fa_rollout.generator.startup import Parts, answer_ends
+from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import HeadStart
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester
 from fa_rollout.generator.turns.versions import VersionBook
@@ -86,7 +87,9 @@ class Generator:
             seed=config.sampling.seed,
             on_first_request=self._dispatcher.depart,
             context_length=parts.pool.context_length,
-            decode=lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=False),
+            ends=Ends(
+                answer_ends(config, parts), lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=False)
+            ),
             keys_cache=config.engine.cache_per_version,
         )
         self._outbox = Outbox(

@@ -23,7 +23,7 @@ from fa_rollout.client.fleet.dispatch import Balance
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
-from fa_rollout.data.tokenizer import Tokenizer
+from fa_rollout.data.tokenizer import Tokenizer, eos_ids_in
 from fa_rollout.dotted import resolve
 from fa_rollout.filters import GroupFilter
 from fa_rollout.generator.base.tasks import first_error
@@ -100,6 +100,12 @@ async def open_parts(
         pool=pool,
     )
     return parts, resume
+
+
+def answer_ends(config: Config, parts: Parts) -> set[int]:
+    """Every token by which an engine may end an answer, by the files of tokenizer and model."""
+    folders = {config.engine.model, *(engine.model_path for engine in parts.pool.engines)}
+    return set(parts.tokenizer.eos_ids).union(*(eos_ids_in(folder) for folder in folders if folder))
 
 
 def _pool(config: Config, resume: Resume) -> EnginePool:

@@ -22,11 +22,12 @@ from fa_rollout.engines.scripted import (
 )
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester, Ticket
-from fa_rollout.generator.turns.turn import Turn
+from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.sample import FinishReason
+from fa_rollout.sample import FinishReason, VersionSpan
 from tests.generator.conftest import NUM_TOKENS
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE
 from trainer_hook.messages import Assignment
@@ -62,7 +63,7 @@ class Bench:
             policy=policy,
             seed=seed,
             on_first_request=lambda job: self.first_requests.append(job.assignment.group),
-            decode=lambda ids: "x" * len(ids),
+            ends=Ends([EOS_ID], lambda ids: "x" * len(ids)),
         )
 
     async def turn(self, max_new_tokens: int = 32, group: int = 0, member: int = 0) -> Turn:
@@ -171,6 +172,88 @@ def test_an_answer_under_a_grammar_is_restarted_since_an_engine_would_begin_it_a
     engine = play(rules=[ours(abort_after=2, times=1)])
     assert_is_the_engines(run(engine, RESUME, scenario), [(0, NUM_TOKENS)])
     assert [r.num_input_ids for r in engine.requests("/generate")] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("last_id", "further"),
+    [
+        (EOS_ID, {}),
+        (EOS_ID, {"regex": "[a-z]+"}),
+        (7, {"stop_token_ids": [7]}),
+        (None, {"stop": ["xxxx"]}),
+        (None, {"stop_regex": "x{4}"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("policy", [RESUME, RESTART], ids=["resume", "restart"])
+def test_an_answer_that_an_engine_aborts_at_its_end_is_whole(
+    play: Play, policy: PartialPolicy, last_id: int | None, further: dict[str, Any]
+) -> None:
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = further
+        return await bench.turn()
+
+    engine = play(rules=[ours(abort_after=4, last_id=last_id, times=1)])
+    turn = run(engine, policy, scenario)
+    assert len(turn.output_ids) == len(turn.logprobs) == 4
+    assert turn.finish_reason is FinishReason.STOP
+    assert len(engine.requests("/generate")) == 1
+
+
+def test_what_was_sampled_behind_an_end_is_thrown_away(play: Play) -> None:
+    ids = expected_ids(KEY, len(PROMPT), len(PROMPT) + 8, VOCAB_SIZE)
+
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = {"stop_token_ids": [int(ids[5])]}
+        turn = await bench.turn()
+        assert bench.requester.counts.discarded_tokens == 2
+        return turn
+
+    turn = run(play(rules=[ours(abort_after=8, times=1)]), RESUME, scenario)
+    assert turn.output_ids.tolist() == ids[:6].tolist()
+    assert [(span.version, span.end) for span in turn.version_spans] == [(0, 6)]
+
+
+def test_tokens_that_a_checkpoint_kept_of_a_whole_answer_need_no_request(play: Play) -> None:
+    engine = play()
+
+    async def scenario(bench: Bench) -> Turn:
+        job = Job(assignment=Assignment(group=0, attempt=0, epoch=0, prompt_index=0))
+        draft = Draft(
+            ids=[np.array([5, 6, EOS_ID], np.int32)],
+            logprobs=[np.zeros(3, np.float32)],
+            spans=[VersionSpan(0, 3)],
+            num_tokens=3,
+        )
+        params = {"max_new_tokens": 32}
+        return await bench.requester.sample_turn(Ticket(job=job, member=0), PROMPT, params, draft=draft)
+
+    assert run(engine, RESUME, scenario).finish_reason is FinishReason.STOP
+    assert engine.requests("/generate") == []
+
+
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}], ids=str)
+def test_an_answer_under_a_penalty_is_restarted_since_an_engine_would_not_count_its_tokens(
+    play: Play, penalty: dict[str, Any]
+) -> None:
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = penalty
+        return await bench.turn()
+
+    engine = play(rules=[ours(abort_after=2, times=1)])
+    assert_is_the_engines(run(engine, RESUME, scenario), [(0, NUM_TOKENS)])
+    assert [r.num_input_ids for r in engine.requests("/generate")] == [20, 20]
+
+
+def test_a_request_for_several_answers_is_refused_unsent(play: Play) -> None:
+    async def scenario(bench: Bench) -> Turn:
+        bench.further = {"n": 2}
+        return await bench.turn()
+
+    engine = play()
+    with pytest.raises(SampleFailed, match="found n = 2"):
+        run(engine, RESUME, scenario)
+    assert engine.requests("/generate") == []
 
 
 def test_a_budget_that_is_used_up_ends_the_answer_by_length_without_a_request(play: Play) -> None:

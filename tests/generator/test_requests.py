@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from fa_rollout.client.pool import EnginePool
+from fa_rollout.client.wire.completion import Completion
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine, expected_ids, sequence_key
 from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester, Ticket
-from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
+from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import FinishReason
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
@@ -33,41 +35,6 @@ def letters(ids: np.ndarray) -> str:
     return "".join(chr(ord("A") + token) for token in ids.tolist())
 
 
-# --- stop texts --------------------------------------------------------------------------------------
-
-
-def ids_of(text: str) -> np.ndarray:
-    return np.array([ord(letter) - ord("A") for letter in text], np.int32)
-
-
-@pytest.mark.parametrize(
-    ("text", "seam", "stops", "end"),
-    [
-        ("abcSTOPxyz", 5, ["STOP"], 7),
-        ("abcSTOPxyz", 4, ["STOP"], 7),
-        ("abcSTOPxyz", 6, ["STOP"], 7),
-        ("abcSTOPxyz", 6, ["never", "STOP"], 7),
-        ("abcSTOP", 6, ["STOP"], 7),
-        ("abcSTO", 5, ["STOP"], None),
-        ("abcdefghij", 5, ["STOP"], None),
-    ],
-)
-def test_a_stop_text_over_a_seam_ends_with_the_token_that_completes_it(
-    text: str, seam: int, stops: list[str], end: int | None
-) -> None:
-    assert stop_at_seam(ids_of(text), seam, stops, letters) == end
-
-
-def test_a_stop_text_of_bytes_is_found_where_several_tokens_make_a_character() -> None:
-    encoded = np.frombuffer("x → ".encode() * 2, np.uint8).astype(np.int32)
-
-    def decode(ids: np.ndarray) -> str:
-        return bytes(ids.tolist()).decode(errors="replace")
-
-    for seam in range(len(encoded) // 2 + 3, len(encoded) // 2 + 5):  # inside of the second arrow
-        assert stop_at_seam(encoded, seam, ["→"], decode) == len(encoded) // 2 + 5
-
-
 def test_a_draft_that_is_cut_keeps_its_fields_together() -> None:
     draft = Draft()
     draft.ids = [np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32)]
@@ -79,6 +46,25 @@ def test_a_draft_that_is_cut_keeps_its_fields_together() -> None:
         turn = draft.finish(PROMPT, FinishReason.STOP)
         assert len(turn.output_ids) == len(turn.logprobs) == end
         assert [(span.version, span.end) for span in turn.version_spans] == spans
+
+
+def test_rows_of_what_engines_told_beside_the_tokens_end_with_the_turn() -> None:
+    draft = Draft()
+    experts = np.arange(len(PROMPT) + 7).reshape(-1, 1)
+    draft.add(
+        Completion(
+            output_ids=np.arange(8, dtype=np.int32),
+            logprobs=np.zeros(8, np.float32),
+            finish="abort",
+            versions=(),
+            has_spans=True,
+            extra={"routed_experts": experts},
+        ),
+        [VersionSpan(1, 8)],
+    )
+    draft.cut(3)
+    extras = draft.finish(PROMPT, FinishReason.STOP).extras
+    assert extras["routed_experts"].tolist() == experts[: len(PROMPT) + 2].tolist()
 
 
 def sample(engine: ScriptedEngine, params: dict[str, Any], **settings: Any) -> Turn:
@@ -95,7 +81,7 @@ def sample(engine: ScriptedEngine, params: dict[str, Any], **settings: Any) -> T
                 seed=None,
                 on_first_request=lambda job: None,
                 context_length=pool.context_length,
-                decode=letters,
+                ends=Ends(decode=letters),
                 **settings,
             )
             job = Job(assignment=m.Assignment(group=0, attempt=0, epoch=0, prompt_index=0))

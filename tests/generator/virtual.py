@@ -192,6 +192,8 @@ class _Prompts:
 
 
 class _Tokenizer:
+    eos_ids = ()
+
     def encode_prompt(self, row: Row, *, chat_template: bool | None) -> np.ndarray:
         return np.array([row.label, 1, 2], np.int32)
 

@@ -5,7 +5,8 @@
 | `resume` | is kept: the next request goes on from prompt and partial answer, its budget reduced |
 | `restart` | is thrown away: the next request starts from the prompt, with all fields empty |
 
-Under a grammar of the request's own every answer is restarted.
+Answers that no engine can continue (see `can_be_continued`) are restarted under either policy. An answer that
+is over is kept, under either.
 
 Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
 is charged to no sample, yet a sample that makes no progress is given up in the end.
@@ -18,21 +19,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.turns.ending import Ending, Ends
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.sampling import (
     Params,
     can_be_continued,
     continuation_params,
+    refusal,
     sample_seed,
-    stop_texts,
 )
-from fa_rollout.generator.turns.turn import Draft, Turn, stop_at_seam
+from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.generator.turns.versions import VersionBook, resolve_spans
 from fa_rollout.sample import FinishReason, IntArray
 from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
@@ -79,7 +79,7 @@ class RequestCounts:
     aborts: int = 0
     restarts: int = 0
     discarded_tokens: int = 0
-    """Tokens that `restart` threw away, or that came behind a stop text."""
+    """Tokens that were thrown away by a restart, or that came behind an end."""
 
 
 class Requester:
@@ -95,18 +95,18 @@ class Requester:
         seed: int | None,
         on_first_request: Callable[[Job], None],
         context_length: int | None = None,
-        decode: Callable[[IntArray], str] | None = None,
+        ends: Ends | None = None,
         keys_cache: bool = False,
     ) -> None:
         """
         Args:
             context_length: prompt and response together, as far as the engines told.
-            decode: text of token ids, special ones included; for stop texts that an abort cut in two.
+            ends: how answers of the model end.
             keys_cache: engines keep a prefix cache of its own for each weight version.
         """
         self._pool = pool
         self._context_length = context_length
-        self._decode = decode
+        self._ends = ends or Ends()
         self._keys_cache = keys_cache
         self._book = book
         self._gate = gate
@@ -127,56 +127,57 @@ class Requester:
         options: Mapping[str, Any] | None = None,
         draft: Draft | None = None,
     ) -> Turn:
-        """Sample from `input_ids` until the engine stops, or `max_new_tokens` are there.
+        """Sample from `input_ids` until the answer is over, as `Ends` and the engines have it.
 
         No room (`max_new_tokens` below 1, or the context full) is a turn cut off by length, without a
-        request. A stop text that an abort cut in two is no engine's to see: the turn ends with the token that
-        completes it, as it would have at an engine, and what was sampled behind it is thrown away.
+        request. What an engine sampled behind the end of an answer is thrown away.
 
         Args:
-            draft: where the answer grows; what it has already is gone on from.
+            draft: where the answer grows; what it has already is continued.
 
         Raises:
-            SampleFailed: aborted again and again.
+            SampleFailed: aborted again and again, or the parameters ask for more than one answer.
             RequestFailed, EngineUnavailable: as the pool raises them.
         """
         draft = Draft(options=options or {}) if draft is None else draft
+        if (reason := refusal(params)) is not None:
+            raise SampleFailed(reason)
         num_stalls = num_restarts = 0
         params = self._within_context(params, len(input_ids))
-        while draft.num_tokens < params["max_new_tokens"]:
-            completion = await self._request(ticket, input_ids, params, draft)
-            if self._ends_at_seam(draft, completion, params):
-                return draft.finish(input_ids, FinishReason.STOP)
-            if completion.finish != FinishReason.ABORT:
-                return draft.finish(input_ids, FinishReason(completion.finish))
-            self.counts.aborts += 1
-            num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
-            if draft.num_tokens and not (self._policy.resume and can_be_continued(params)):
+        resumes = self._policy.resume and can_be_continued(params, {**ticket.options, **draft.options})
+        end = self._ends.find(draft.output_ids, params)
+        while end is None:
+            if draft.num_tokens and not resumes:
                 num_restarts += 1
                 self._restart(draft)
             self._check_progress(num_stalls, num_restarts)
             if num_stalls:
                 await asyncio.sleep(self._policy.backoff_s(num_stalls))
-        return draft.finish(input_ids, FinishReason.LENGTH)
+            completion = await self._request(ticket, input_ids, params, draft)
+            end = self._end(draft, completion, params)
+            if completion.finish == FinishReason.ABORT:
+                self.counts.aborts += 1
+                num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+        if end.num_tokens < draft.num_tokens:
+            self.counts.discarded_tokens += draft.num_tokens - end.num_tokens
+            draft.cut(end.num_tokens)
+        return draft.finish(input_ids, end.reason)
+
+    def _end(self, draft: Draft, completion: Completion, params: Params) -> Ending | None:
+        """Where the draft ends after an answer; the engine alone knows what it saw whole."""
+        is_aborted, num_new = completion.finish == FinishReason.ABORT, len(completion.output_ids)
+        found = None
+        if is_aborted or num_new < draft.num_tokens:
+            found = self._ends.find(draft.output_ids, params, seam=draft.num_tokens - num_new)
+        if is_aborted or (found is not None and found.num_tokens < draft.num_tokens):
+            return found
+        return Ending(draft.num_tokens, FinishReason(completion.finish))
 
     def _within_context(self, params: Params, num_input: int) -> Params:
         if self._context_length is None:
             return params
         room = self._context_length - 1 - num_input  # engines keep one position free
         return params | {"max_new_tokens": min(params["max_new_tokens"], room)}
-
-    def _ends_at_seam(self, draft: Draft, completion: Completion, params: Params) -> bool:
-        """Whether a stop text spans the seam to the last answer; the draft is cut behind it then."""
-        stops, num_new = stop_texts(params), len(completion.output_ids)
-        if self._decode is None or not stops or not num_new or num_new == draft.num_tokens:
-            return False
-        ids = np.concatenate(draft.ids)
-        end = stop_at_seam(ids, draft.num_tokens - num_new, stops, self._decode)
-        if end is None:
-            return False
-        self.counts.discarded_tokens += draft.num_tokens - end
-        draft.cut(end)
-        return True
 
     async def abort(self, rids: set[str]) -> None:
         """Tell the engines to end these requests; ids that nobody works on are left out."""

@@ -1,6 +1,7 @@
 """Sampling parameters of one request, as the engines name them. Pure."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ Params = dict[str, Any]
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 """Parameters that hold an answer, from its first token on, to a form."""
+_PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+"""Parameters that count the tokens that a request has sampled, and the values by which they do nothing."""
 
 
 def base_params(sampling: Sampling) -> Params:
@@ -49,20 +52,41 @@ def sample_seed(seed: int, *, group: int, member: int, attempt: int, serial: int
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def stop_texts(params: Params) -> list[str]:
-    """Engines take one stop text too, where others take a list."""
-    stops = params.get("stop") or []
-    return [text for text in ([stops] if isinstance(stops, str) else stops) if text]
+def texts_of(params: Params, name: str) -> list[str]:
+    """What `stop` or `stop_regex` asks for: engines take one text too, where others take a list."""
+    given = params.get(name) or []
+    return [text for text in ([given] if isinstance(given, str) else given) if text]
 
 
-def can_be_continued(params: Params) -> bool:
-    """Whether an engine can go on with an answer's tokens as its prompt: it would begin a grammar anew."""
-    return not any(params.get(name) for name in _GRAMMARS)
+def has_grammar(params: Params) -> bool:
+    """Whether a form binds the answer from its first token on."""
+    return any(params.get(name) for name in _GRAMMARS)
+
+
+def can_be_continued(params: Params, options: Mapping[str, Any]) -> bool:
+    """Whether an engine can continue an answer whose tokens come to it as the end of a prompt.
+
+    It would begin a grammar anew, count none of these tokens in a penalty, and show none as output to a logit
+    processor: the rest would be sampled from another distribution. Every other parameter keeps its meaning:
+    budgets are reduced by what is there, and a seed draws by the position in the sequence.
+    """
+    is_free = all(params.get(name) in (None, neutral) for name, neutral in _PENALTIES.items())
+    return is_free and not has_grammar(params) and not options.get("custom_logit_processor")
+
+
+def refusal(params: Params) -> str | None:
+    """Why no sample can be made with these parameters; None where one can."""
+    for name in ("n", "beam_width"):
+        if params.get(name) not in (None, 1):
+            return (
+                f"{name}: a request must ask for one answer, found {name} = {params[name]!r}; send it again"
+            )
+    return None
 
 
 def continuation_params(params: Params, *, num_done: int) -> Params:
     """Parameters for what is left of a turn that has `num_done` tokens already."""
     rest = params | {"max_new_tokens": params["max_new_tokens"] - num_done}
-    if num_done and rest.get("min_new_tokens"):
-        rest["min_new_tokens"] = max(0, rest["min_new_tokens"] - num_done)
+    if rest.get("min_new_tokens"):
+        rest["min_new_tokens"] = min(max(0, rest["min_new_tokens"] - num_done), rest["max_new_tokens"])
     return rest

@@ -6,7 +6,7 @@ Invariant: ids, log-probabilities and version spans grow together, by whole answ
 from nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +35,16 @@ class Turn:
     sampling: TokenSampling | None = None
     """How it was sampled; None: as `[sampling]` has it."""
     completions: tuple[Completion, ...] = ()
-    """The answers that it is made of, in order; without those that a checkpoint kept."""
+    """The answers that it is made of, in order, without those that a checkpoint kept. The last may have more
+    tokens than the turn, where these lie behind its end."""
     kept_extras: Arrays = field(default_factory=dict)
     """What engines had told beside the tokens that a checkpoint kept."""
 
     @property
     def extras(self) -> Arrays:
         """What engines told beside the tokens, such as `routed_experts` [P + R - 1, ...]."""
-        return _extras(self.kept_extras, self.completions)
+        rows = len(self.input_ids) + len(self.output_ids) - 1
+        return {name: array[:rows] for name, array in _extras(self.kept_extras, self.completions).items()}
 
 
 @dataclass(slots=True)
@@ -92,6 +94,11 @@ class Draft:
         ]
         self.num_tokens = num_tokens
 
+    @property
+    def output_ids(self) -> IntArray:
+        """All tokens so far."""
+        return np.concatenate(self.ids) if self.ids else np.empty(0, np.int32)
+
     def prompt(self, input_ids: IntArray) -> IntArray:
         """The ids to continue from."""
         return np.concatenate([input_ids, *self.ids]) if self.ids else input_ids
@@ -101,7 +108,7 @@ class Draft:
         self.reason = reason
         return Turn(
             input_ids=input_ids,
-            output_ids=np.concatenate(self.ids) if self.ids else np.empty(0, np.int32),
+            output_ids=self.output_ids,
             logprobs=np.concatenate(self.logprobs) if self.logprobs else np.empty(0, np.float32),
             version_spans=merge_spans((span.version, span.end) for span in self.spans),
             finish_reason=reason,
@@ -115,24 +122,3 @@ def _extras(kept: Arrays, completions: Sequence[Completion]) -> Arrays:
     for completion in completions:
         arrays |= extended(arrays, completion.extra)
     return arrays
-
-
-_TOKENS_PER_CHARACTER = 4
-"""At most, where a token is a byte of UTF-8."""
-
-
-def stop_at_seam(
-    ids: IntArray, seam: int, stops: Sequence[str], decode: Callable[[IntArray], str]
-) -> int | None:
-    """Number of tokens up to the one that completes a stop text which began before token `seam`, or None.
-
-    An engine looks for stop texts in what it sampled itself for one request: it finds those that lie on one
-    side of a seam, never those that lie on both.
-    """
-    reach = _TOKENS_PER_CHARACTER * max(map(len, stops))
-    start = max(0, seam - reach)
-    for end in range(seam + 1, min(len(ids), seam + reach) + 1):
-        text = decode(ids[start:end])
-        if any(stop in text for stop in stops):
-            return end
-    return None
