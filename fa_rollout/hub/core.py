@@ -99,10 +99,20 @@ class Core:
             return f"a weight update is {self.updates.phase}"
         if self.pulse is None:
             return f"{self.batch_waits_for}; the generator has not reported yet"
-        return (
-            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} groups running, "
+        text = (
+            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} groups in progress, "
             f"{self.pulse.num_queued} queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
         )
+        out = [engine for engine in self.pulse.engines if engine.is_out]
+        if not out:
+            return text
+        now_s = time.monotonic()
+        names = "; ".join(
+            f"{one.url} for {self.pulses.out_s(one.url, now_s):.0f} s ({one.last_error or 'no answer'})"
+            for one in out[:4]
+        )
+        which = "no engine answers" if len(out) == len(self.pulse.engines) else "engines that do not answer"
+        return f"{text}; {which}: {names}"
 
     def warn(self, text: str) -> None:
         """Something degraded that repairs itself: the launcher says it, every rank logs it."""

@@ -109,7 +109,7 @@ def _of_flow(now: Snapshot, looks: Sequence[Snapshot]) -> Verdict:
     idle = now.trainer.recent.idle
     if idle is None:
         groups, wanted = now.groups, now.run.groups_per_step
-        why = f"{groups.committed} of {wanted} groups are ready, {groups.running} are running"
+        why = f"{groups.committed} of {wanted} groups are ready, {groups.running} are in progress"
         return Verdict(level=Level.NOTE, headline="the first batch is being made", why=why)
     stretch = stretch_of(now, looks)
     bound = bound_of(stretch)

@@ -150,8 +150,11 @@ async def abort(engine: Engine, wire_id: str) -> bool:
     try:
         await engine.call("POST", "/abort_request", {"rid": wire_id})
     except ControlFailed as error:
-        _LOG.warning("event=abort_not_delivered wire_id=%s error=%s", wire_id, error)
+        level = logging.DEBUG if engine.missed_abort else logging.WARNING  # an outage strikes many at once
+        _LOG.log(level, "event=abort_not_delivered wire_id=%s error=%s", wire_id, error)
+        engine.missed_abort = True
         return False
+    engine.missed_abort = False
     return True
 
 

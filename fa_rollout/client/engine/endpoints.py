@@ -65,6 +65,8 @@ class Engine:
         self._session = session
         self._policy = policy
         self._generate_url = URL(f"{url}/generate")
+        self.missed_abort = False
+        """It did not answer the last abort."""
 
     async def generate(
         self, body: bytes, routing_key: str | None, last_event: LastEvent | None, max_bytes: int

@@ -107,7 +107,7 @@ def compose(
     """
     if len(ready) < rules.groups_per_step and (more_to_come or not ready):
         found = f"{len(ready)} of {rules.groups_per_step} groups are ready"
-        return Wait(reason=f"{found}, {len(running)} are running")
+        return Wait(reason=f"{found}, {len(running)} are in progress")
     oldest_first = sorted(ready, key=lambda r: (r.oldest_version, r.group))
     chosen, left = oldest_first[: rules.groups_per_step], oldest_first[rules.groups_per_step :]
     if rules.policy == "wait":

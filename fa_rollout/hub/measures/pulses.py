@@ -20,10 +20,14 @@ class Pulses:
         self._earlier: Counter[str] = Counter()
         """Sums of the lives that have ended."""
         self._ring_full_since_s: float | None = None
+        self._out_since_s: dict[str, float] = {}
+        """By address: engines that get no requests."""
 
     def add(self, pulse: Pulse, now_s: float) -> None:
         """The generator has reported."""
         self._window.append((now_s, pulse))
+        out = [engine.url for engine in pulse.engines if engine.is_out]
+        self._out_since_s = {url: self._out_since_s.get(url, now_s) for url in out}
         if not pulse.num_waiting_for_ring:
             self._ring_full_since_s = None
         elif self._ring_full_since_s is None:
@@ -37,6 +41,7 @@ class Pulses:
             figures = self._window[-1][1].figures
             self._earlier.update({name: int(figures.get(name, 0)) for name in SUMMED})
         self._window.clear()
+        self._out_since_s.clear()
         self._ring_full_since_s = None
 
     def age_s(self, now_s: float) -> float | None:
@@ -46,6 +51,10 @@ class Pulses:
     def ring_full_s(self, now_s: float) -> float:
         """For how long finished groups have been waiting for room."""
         return 0.0 if self._ring_full_since_s is None else now_s - self._ring_full_since_s
+
+    def out_s(self, url: str, now_s: float) -> float:
+        """For how long an engine has been getting no requests, as far as this life of the generator knows."""
+        return now_s - self._out_since_s.get(url, now_s)
 
     def total(self, name: str) -> int:
         """One of the summed figures, over all lives."""
