@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fa_rollout import flags, log_level
+from fa_rollout import flags, log_level, streams
 from fa_rollout.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
 from fa_rollout.verbs import (
@@ -42,6 +42,8 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and return the exit code."""
+    if arguments is None:
+        streams.open_standard()
     own, command = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
         own, changes = flags.take(own)
@@ -52,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = f"a trainer's command after -- does not go with {options.verb}"
             _refuse(f"{text}, found {' '.join(command)!r}")
         options.changes = changes
+        if arguments is None and getattr(options, "starts_a_run", False):
+            streams.secure()
         log_level.log_to_stderr(options.log_level, _LOG_FORMAT)
         log_level.pass_on(options.log_level)
         return int(options.call(options, command))

@@ -25,9 +25,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from fa_rollout import streams
 from fa_rollout.engines.alive import Listener, Question
 from fa_rollout.engines.service import Service, ServiceError
 from fa_rollout.launcher.rundir import RunDirectory
+from shm.liveness import ParentWatch
 
 _HEALTH_TIMEOUT_S = 25.0
 """SGLang's own limit for the token that a health check makes is 20 s."""
@@ -58,7 +60,7 @@ class Supervisor:
         long is taken for hung; None: never."""
         self._services = services
         self._log = log
-        self._parent = None if parent_pid is None else os.pidfd_open(parent_pid)
+        self._parent = None if parent_pid is None else ParentWatch(parent_pid)
         self._silence_s = silence_s
         self._children: list[subprocess.Popen[bytes]] = []
         self._files: set[Path] = set()
@@ -131,9 +133,9 @@ class Supervisor:
 
     def _rest(self, seconds: float) -> None:
         """Sleep; raises _Told when there is a reason to end."""
-        watched = [] if self._parent is None else [self._parent]
-        is_orphan = bool(select.select(watched, [], [], seconds)[0])
-        if self._is_told or is_orphan:
+        parent = self._parent
+        select.select([] if parent is None or parent.pidfd is None else [parent.pidfd], [], [], seconds)
+        if self._is_told or (parent is not None and parent.has_ended()):
             raise _Told
 
     def _note_files(self) -> None:
@@ -219,4 +221,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    streams.secure()
     sys.exit(main(sys.argv[1:]))

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fa_rollout import streams
 from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.filters import EndlessRejection
@@ -60,6 +61,7 @@ def main(open_loop: Open | None = None) -> int:
     for option in ("--channel-fd", "--ring-fd", "--parent-pid"):
         parser.add_argument(option, type=int, required=True)
     arguments = parser.parse_args()
+    streams.secure()
     faulthandler.enable()
     configure("generator")
     channel = Channel(socket.socket(fileno=arguments.channel_fd))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout import config
+from fa_rollout import config, streams
 from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.hub.server.server import Server
 from fa_rollout.log_level import configure
@@ -21,6 +21,7 @@ from trainer_hook.messages import RunEnded, encode
 
 def main() -> int:
     """Read the run from the inherited channel and serve it."""
+    streams.secure()
     faulthandler.enable()
     parser = argparse.ArgumentParser(prog="fa_rollout.hub", description=__doc__)
     parser.add_argument("--channel-fd", type=int, required=True)

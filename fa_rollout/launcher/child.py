@@ -6,14 +6,19 @@ descendants as the kernel names them; never to a name.
 """
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import psutil
+
+from fa_rollout.launcher.signals import notices_ignored
+
+logger = logging.getLogger(__name__)
 
 _KILLED_DEADLINE_S = 30.0
 
@@ -48,18 +53,19 @@ class Child:
         Raises:
             OSError: the command cannot be executed.
         """
-        output = None if log is None else log.open("ab")
+        output = None if log is None else _opened(log)
         try:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                env=None if environment is None else {**os.environ, **environment},
-                pass_fds=tuple(pass_fds),
-                start_new_session=own_session,
-                process_group=None if own_session else 0,
-            )
+            with notices_ignored():
+                process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=None if output is None else subprocess.STDOUT,
+                    env=None if environment is None else {**os.environ, **environment},
+                    pass_fds=tuple(pass_fds),
+                    start_new_session=own_session,
+                    process_group=None if own_session else 0,
+                )
         finally:
             if output is not None:
                 output.close()
@@ -99,6 +105,15 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def _opened(log: Path) -> IO[bytes] | None:
+    """A log that cannot be opened (its folder is gone) keeps no program from its start."""
+    try:
+        return log.open("ab")
+    except OSError as error:
+        logger.warning("log=%s event=not_opened reason=%s", log, error.strerror)
+        return None
 
 
 def _descendants_of(pid: int) -> list[psutil.Process]:

@@ -8,20 +8,23 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fa_rollout.launcher.signals import WATCHED
+
 EXIT_CODES = {
     0: "the trainer ended well, or the data did",
     1: "the run was given up; the message says why",
     2: "the command line, the configuration or a check before the start was refused: nothing was started",
     69: "the engine could not be started or kept alive",
     70: "the hub was lost",
-    130: "interrupted (SIGINT); 129 and 143 for SIGHUP and SIGTERM",
+    130: "interrupted (SIGINT); 128 + s for the other signals: 129 SIGHUP, 131 SIGQUIT, 138 SIGUSR1, "
+    "140 SIGUSR2, 143 SIGTERM",
 }
 """Any other number is the trainer's own exit code, 128 + n when signal n ended it."""
 
 EXIT_REFUSED = 2
 EXIT_ENGINE_LOST = 69
 EXIT_HUB_LOST = 70
-INTERRUPTED_CODES = frozenset(128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+INTERRUPTED_CODES = frozenset(128 + signum for signum in WATCHED)
 _DRAIN_SHARE = 0.6
 _SHORT_S = 2.0
 """Patience, and grace, after a loss that the trainer cannot survive."""

@@ -291,7 +291,7 @@ class _Launch:
     def _wind_down(self, plan: Ending) -> None:
         """Trainer, hub, engine, in this order; one more signal and the rest is killed at once."""
         self._is_winding_down = True
-        num_signals = len(self._signals.received)
+        num_signals = -1 if self._signals.is_urgent else len(self._signals.received)
         started = time.monotonic()
 
         def wait(child: Child, until_s: float) -> bool:

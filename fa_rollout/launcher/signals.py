@@ -1,15 +1,36 @@
 """Interrupts as something that a loop can wait for.
 
-In: SIGINT, SIGTERM, SIGHUP. Out: a readable descriptor and the list of what came. Invariant: between enter
-and exit no signal ends the process or raises; what was set before is set again afterwards.
+In: SIGINT, SIGTERM, SIGHUP, SIGQUIT, and SIGUSR1 and SIGUSR2, by which Slurm announces the
+end of a job. Out: a readable descriptor and the list of what came. Invariant: between enter and exit no
+signal ends the process or raises; what was set before is set again afterwards.
 """
 
+import contextlib
 import signal
 import socket
+import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm sends one to every process of a job step: the launcher acts on it, its children must survive it."""
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *NOTICES)
+
+
+@contextlib.contextmanager
+def notices_ignored() -> Iterator[None]:
+    """Programs that are started inside ignore the notices unless they handle them themselves: what is ignored
+    stays so across exec."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in NOTICES}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class Signals:
@@ -25,7 +46,7 @@ class Signals:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self._previous_wakeup = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for signum in _WATCHED:
+        for signum in WATCHED:
             # Under nohup SIGHUP is ignored, and stays so.
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
                 self._previous[signum] = signal.signal(signum, self._note)
@@ -42,6 +63,11 @@ class Signals:
 
     def fileno(self) -> int:
         return self._read.fileno()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody wants an end at once (Ctrl-\\)."""
+        return signal.SIGQUIT in self.received
 
     def drain(self) -> None:
         """Empty the descriptor; `received` has been filled by the handlers."""

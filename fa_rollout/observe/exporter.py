@@ -16,6 +16,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from fa_rollout import streams
 from fa_rollout.config import from_dict
 from fa_rollout.launcher.running import find
 from fa_rollout.log_level import configure
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--config-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     options = parser.parse_args()
+    streams.secure()
     configure("metrics")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 
+from fa_rollout import streams
 from fa_rollout.config import ConfigError
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.call import Shape, raised
@@ -31,6 +32,7 @@ def main() -> None:
     for name in ("channel-fd", "lifeline-fd", "parent-pid"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
+    streams.secure()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (arguments.channel_fd, arguments.lifeline_fd):

@@ -34,7 +34,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "--output", type=path, metavar="DIR", help="where everything goes (default: out/demo-TIME)"
     )
     parser.add_argument("--staleness", type=int, metavar="N", help=_STALENESS_HELP)
-    parser.set_defaults(call=call, takes_command=False)
+    parser.set_defaults(call=call, takes_command=False, starts_a_run=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("log", metavar="LOG", type=path, help="the run's events.jsonl, in its run.output_dir")
     add_arguments(parser)
-    parser.set_defaults(call=call, takes_command=True)
+    parser.set_defaults(call=call, takes_command=True, starts_a_run=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:

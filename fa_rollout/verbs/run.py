@@ -49,7 +49,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     add_arguments(parser)
-    parser.set_defaults(call=call, takes_command=True)
+    parser.set_defaults(call=call, takes_command=True, starts_a_run=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -36,13 +36,17 @@ def write_run(folder: Path, **changes: dict[str, Any]) -> None:
 class Launch:
     """A launcher in a process of its own, and everything below it."""
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, output: Path | None = None) -> None:
+        """`output`: where both streams go; None: to files that `stdout` and `stderr` read."""
         self.folder = folder
         base = folder / "tmp"
         base.mkdir(exist_ok=True)
         self.base = base
         words = ["run", str(folder / "run.toml"), *(["--", *command] if command else [])]
-        with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+        with (
+            (output or folder / "stdout").open("w") as stdout,
+            (output or folder / "stderr").open("w") as stderr,
+        ):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fa_rollout.cli", *words],
                 stdout=stdout,

@@ -55,13 +55,37 @@ def test_the_trainer_finds_a_private_socket_by_its_environment(start: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("signum", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+    ],
 )
 def test_one_signal_is_enough(start: Callable[..., Launch], signum: int, code: int) -> None:
     launch = start("sh", "-c", PATIENT).up()
     launch.process.send_signal(signum)
     assert launch.end(timeout_s=10) == code
     assert "Traceback" not in launch.stderr
+
+
+def test_slurms_notice_to_every_process_is_an_order_to_the_launcher_alone(
+    start: Callable[..., Launch], tmp_path: Path
+) -> None:
+    saves = "trap 'echo saved > $OUT/saved; exit 0' TERM; touch $OUT/up; while :; do sleep 0.1; done"
+    launch = start("sh", "-c", saves).up()
+    for process in launch.seen.values():
+        process.send_signal(signal.SIGUSR1)
+    launch.process.send_signal(signal.SIGUSR1)
+    assert launch.end(timeout_s=10) == 138
+    assert (tmp_path / "saved").exists()
+
+
+def test_sigquit_ends_it_at_once_and_leaves_nothing(start: Callable[..., Launch], tmp_path: Path) -> None:
+    write_run(tmp_path, run={"grace_s": 600})
+    launch = start("sh", "-c", STUBBORN).up()
+    launch.process.send_signal(signal.SIGQUIT)
+    assert launch.end(timeout_s=10) == 131
 
 
 def test_an_interrupt_of_the_whole_group_is_one_interrupt(start: Callable[..., Launch]) -> None:
@@ -136,6 +160,16 @@ def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., La
         assert f"export FA_ROLLOUT_{name}=" in launch.stdout
     launch.process.send_signal(signal.SIGINT)
     assert launch.end(timeout_s=10) == 130
+
+
+def test_a_run_outlives_a_full_disk_under_its_output(tmp_path: Path) -> None:
+    write_run(tmp_path, trainer={"progress_s": 0.2})
+    launch = Launch(tmp_path, "sh", "-c", "sleep 2; exit 7", output=Path("/dev/full"))
+    try:
+        launch.process.wait(timeout=60)
+        assert launch.process.returncode == 7
+    finally:
+        launch.destroy()
 
 
 def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Prints one JSON line `{"url": ...}` on stdout when it is ready. Ends with its pa
 
 import argparse
 import asyncio
-import os
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from fa_rollout.engines.scripted.admin import Front, Server
 from fa_rollout.engines.scripted.script import Script
 from fa_rollout.engines.scripted.server import EngineServer
 from fa_rollout.engines.scripted.wire import Connection
+from shm.liveness import ParentWatch
 
 
 async def _serve(script: Script, parent_pid: int | None) -> None:
@@ -24,7 +24,11 @@ async def _serve(script: Script, parent_pid: int | None) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     if parent_pid is not None:
-        loop.add_reader(os.pidfd_open(parent_pid), stop.set)
+        parent = ParentWatch(parent_pid)
+        if parent.pidfd is not None:
+            loop.add_reader(parent.pidfd, stop.set)
+        elif parent.has_ended():
+            stop.set()
     front = Front(_server_of(script))
     server = await loop.create_server(
         lambda: Connection(front.handle, lambda: front.server.script.idle_timeout_s),
