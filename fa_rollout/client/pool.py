@@ -7,9 +7,9 @@ engines, since an engine that is paused forgets the abort of a request that it h
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from fa_rollout.client.base.background import Background
 from fa_rollout.client.base.circuit import Circuit, Window
@@ -22,6 +22,7 @@ from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.membership import Membership
@@ -149,6 +150,7 @@ class EnginePool:
         self._dispatcher = Dispatcher([self._lane(url) for url in self._urls], self._balance)
         self._resize_lanes()
         self._recovery = Recovery(self._fleet, self._dispatcher, self._clock, self._background, self.policy)
+        self._recovery.on_stuck = self._make_elsewhere
         self._sender = Sender(
             fleet=self._fleet,
             dispatcher=self._dispatcher,
@@ -200,6 +202,11 @@ class EnginePool:
             lane.window.resize(max(1, allowed))
         self._dispatcher.pump()
 
+    def _make_elsewhere(self, lane: Lane) -> None:
+        """Calls that wait on a lane come back as aborted, where another lane can take them."""
+        if any(other.is_usable for other in self._dispatcher.lanes):
+            self._abort_lane(lane)
+
     def _abort_lane(self, lane: Lane) -> None:
         for call in list(self._calls.values()):
             if call.flight is not None and call.flight.lane is lane:
@@ -214,12 +221,10 @@ class EnginePool:
         try:
             async with asyncio.timeout(self.policy.control_timeout_s):
                 await self.abort(list(self._calls))
-                if self._pause_mode is not None:
-                    await self._fleet.continue_(tolerant=True)
-                    self._go()
+                await self._leave_running()
                 if self._calls:
                     await self._last_call_ended.wait()
-                await self.streams.forget_group()
+                await self.streams.forget_groups()
                 await self._fleet.hand_back()
         except TimeoutError:
             _LOG.warning("event=close_cut_short open_calls=%d", len(self._calls))
@@ -327,6 +332,14 @@ class EnginePool:
         finally:
             self._go()
 
+    async def _leave_running(self) -> None:
+        try:
+            await self._fleet.continue_(also_lost=True)
+        except ControlFailed as error:
+            _LOG.warning("event=left_paused error=%s", error)
+        if self._pause_mode is not None:
+            self._go()
+
     def _go(self) -> None:
         self._pause_mode = None
         self._clock.go()
@@ -346,17 +359,20 @@ class EnginePool:
         """
         # A flush that a load finds impossible comes too late: newer engines have changed their weights by
         # then, and SGLang 0.5.15 dies of it. Where requests may be held it is asked for alone, beforehand.
+        await self._check_ours()
         stranded = self._recovery.stranded()
         if self._pause_mode == "retract" and not stranded:
             await self._fleet.flush_cache()
         is_idle = self._pause_mode not in ("retract", "in_place")
-        before, self._recovery.weights = self._recovery.weights, Weights(path=path, label=label)
+        before = self._recovery.weights
+        self._recovery.want(Weights(path=path, label=label))
         files = control.Files(path=path, label=label, changed=changed, base=base)
-        self._fleet.lost -= {engine.url for engine in stranded}
+        for engine in stranded:
+            engine.standing.status = Status.SERVES
         try:  # an engine that comes back in the meantime loads the new ones by itself
             await self._fleet.load_weights(files, flush_cache=is_idle, takes_parts=self._takes_parts)
         except BaseException as error:
-            self._recovery.weights = before
+            self._recovery.want(before)
             for engine in stranded:
                 self._recovery.lost(engine, ControlFailed(str(error)))
             raise
@@ -368,32 +384,55 @@ class EnginePool:
         Raises:
             ControlFailed: an engine does not tell it.
         """
+        await self._check_ours()
+        self._recovery.claims(label)
         await self._fleet.set_label(label)
-        self._recovery.weights = None
+        self._recovery.want(None)
 
     def assume_weights(self, path: str | None, label: str) -> None:
         """Every engine holds these weights now: one that is started anew gets them before its next request.
 
         `path` None: engines have them from their own start, and such a one gets the label alone.
         """
-        self._recovery.weights = Weights(path=path, label=label)
+        self._recovery.want(Weights(path=path, label=label))
 
     def expect_streamed(self, label: str) -> None:
         """Engines have weights of this label that no file holds; those that lack them get no requests."""
-        self._recovery.weights = Weights(label=label, is_streamed=True)
-        self._take_out_others(label)
+        self._recovery.want(Weights(label=label, is_streamed=True))
+        self._recovery.take_out_others(self._found_labels)
 
     def expect_first(self, label: str) -> None:
         """Engines have the weights of their own start, under this label; those that tell a later one get no
         requests until an update brings them there."""
-        self._recovery.weights = Weights(label=label)
-        self._take_out_others(label)
+        self._recovery.want(Weights(label=label))
+        self._recovery.take_out_others(self._found_labels)
 
-    def _take_out_others(self, label: str) -> None:
-        for engine in self._fleet.engines:
-            info = self._info(engine.url)
-            if info is not None and info.version_label != label:
-                self._recovery.lacks(engine, label, info.version_label)
+    @property
+    def _found_labels(self) -> dict[str, str | None]:
+        return {info.url: info.version_label for info in self.engines}
+
+    async def _check_ours(self) -> None:
+        """See that no other run pushes weights to our engines.
+
+        Raises:
+            EngineTaken: one does.
+        """
+        with suppress(ControlFailed):
+            for url, found in (await self._fleet.versions()).items():
+                self._recovery.check_ours(self._fleet.known(url), found)
+
+    def claim(self, lineages: Iterable[str]) -> None:
+        """Labels of these lineages are this run's own, from an earlier life or checkpoint."""
+        self._recovery.lineages.update(lineages)
+
+    async def until_taken(self) -> Never:
+        """Return never.
+
+        Raises:
+            EngineTaken: another run pushes weights to our engines.
+        """
+        await asyncio.shield(self._recovery.taken)
+        raise AssertionError("an engine is taken by an error alone")
 
     def expect_change(self) -> None:
         """Somebody else is about to replace the weights: who is out stays out, who is in stays in."""

@@ -24,7 +24,7 @@ def test_an_engine_that_was_away_when_caches_were_emptied_empties_its_own_with_n
         await pool.update_weights_from_disk(str(tmp_path), "run:1")
         await pool.continue_()
         await until(lambda: bool(returning.requests(LOADS)))
-        await until(lambda: not pool._fleet.lost)
+        await until(lambda: len(pool._fleet.serving) == 2)
         assert await pool.versions() == {staying.url: "run:1", returning.url: "run:1"}
         assert [load.body["flush_cache"] for load in staying.requests(LOADS)] == [False]
         assert staying.requests("/flush_cache")

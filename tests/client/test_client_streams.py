@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from client_kit import ask, quick, run_with, sent, until
 
-from fa_rollout.client import ControlFailed, EnginePool
+from fa_rollout.client import EnginePool
 from fa_rollout.client.base.errors import ControlRefused
 from fa_rollout.client.engine.control import IN_PIECES
 from fa_rollout.client.fleet.weight_stream import EnginesLost
@@ -83,7 +83,7 @@ def test_a_session_that_a_dead_trainer_left_open_is_closed_first() -> None:
         async def work(pool: EnginePool) -> None:
             await pool.pause("retract")
             await pool.streams.open("retract")
-            pool.streams._sessions._open.clear()  # as if another life had begun it
+            pool._fleet.engines[0].standing.in_session = False  # as if another life had begun it
             await pool.streams.open("retract")
             await pool.streams.take_tensors(b"tensors")
 
@@ -135,8 +135,7 @@ def test_engines_of_an_abandoned_stream_wait_for_the_next_one(engines: list[Scri
         await pool.pause("retract")
         await pool.streams.open("retract")
         await pool.streams.abandon("0:1")
-        with pytest.raises(ControlFailed):
-            await pool.continue_()
+        await pool.continue_()
         for engine in engines:
             engine.clear()
         waiting = asyncio.create_task(ask(pool))
@@ -154,8 +153,7 @@ def test_without_another_stream_the_error_says_what_is_missing(engines: list[Scr
         await pool.pause("retract")
         await pool.streams.open("retract")
         await pool.streams.abandon("0:1")
-        with pytest.raises(ControlFailed):
-            await pool.continue_()
+        await pool.continue_()
         with pytest.raises(Exception, match="replaced in part"):
             await ask(pool)
 

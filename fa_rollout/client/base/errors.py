@@ -65,6 +65,15 @@ class AnswerTooLong(ClientError, ValueError):
 class ControlFailed(ClientError, RuntimeError):
     """A control call (pause, continue, update, abort) that an engine refused or did not answer."""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may be accepted later."""
+        return True
+
+
+class ControlUnanswered(ControlFailed):
+    """A control call without an answer in time: nobody knows whether it was carried out."""
+
 
 class EnginePaused(ControlFailed):
     """An engine that stands still, paused by somebody who alone may end that."""
@@ -81,3 +90,21 @@ class ControlRefused(ControlFailed):
         super().__init__(text)
         self.status = status
         """HTTP status."""
+
+    @property
+    def may_pass(self) -> bool:
+        """True of an overload or a fault of the server, which says nothing against the call."""
+        return self.status >= 500 or self.status in (408, 429)
+
+
+class NotDone(ControlRefused):
+    """A control call that the engine says it has carried out, and has not."""
+
+    @property
+    def may_pass(self) -> bool:
+        """It may be carried out the next time."""
+        return True
+
+
+class EngineTaken(ClientError, RuntimeError):
+    """An engine that this run gives its weights reports weights of another run."""

@@ -26,6 +26,10 @@ class FailurePolicy:
     """Longest wait for any engine to answer when none does, or for one sample that none answers."""
     control_timeout_s: float = 30.0
     """Longest wait for a control call, a pause or an update aside."""
+    control_try_s: float = 5.0
+    """First wait for the answer to a quick control call, which is then repeated with longer waits."""
+    refusal_patience_s: float = 10.0
+    """Longest repetition of a control call that an engine refuses with a server error."""
     pause_timeout_s: float = 120.0
     update_timeout_s: float = 600.0
     abort_grace_s: float = 10.0

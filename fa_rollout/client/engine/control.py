@@ -6,66 +6,179 @@ Invariant: nothing here ends a request that is not ours, but a pause whose mode 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from fa_rollout.client.base.errors import ControlFailed, ControlRefused
+from fa_rollout.client.base.errors import ControlFailed, ControlRefused, ControlUnanswered, NotDone
 from fa_rollout.client.engine.endpoints import Engine
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 IN_PIECES = "in-pieces"
 """Label of an engine whose weights are being replaced piece by piece: no version."""
 _PAUSE_PROBE_S = 3.0
+_PAUSE_AGE_S = 0.5
+_UNKNOWN = 404
 _FLUSH_PATIENCE_S = 5.0
 """SGLang looks every 4 s for clients that have hung up, and then gives their requests up, also in a pause."""
 _FLUSH_RETRY_S = 0.5
+_REPEAT_S = 0.25
+"""Between two tries of a call that may be repeated."""
+_LOOK_S = 1.0
+"""Between two looks at the label of an engine that loads weights."""
+_MAX_LOADS = 3
+"""Of weights that an engine says it has loaded although it has not."""
 
 
-async def model_info(engine: Engine) -> dict[str, Any]:
+async def insist(
+    engine: Engine,
+    call: Callable[[float], Awaitable[T]],
+    *,
+    limit_s: float | None = None,
+    try_s: float | None = None,
+    only_refused: bool = False,
+) -> T:
+    """Repeat a call that does no harm when it is carried out twice, until the engine has accepted it.
+
+    Calls are repeated that were not answered, or were refused in a way that may pass (`may_pass`). At an
+    address where nobody listens it is tried twice: an idle connection may have died.
+
+    Args:
+        call: gets the time within which it must be answered.
+        limit_s: for all tries; None: `control_timeout_s`.
+        try_s: for the first one, later ones get more; None: `control_try_s`.
+        only_refused: repeat refusals alone: behind a lost connection may be another process by the next try.
+
+    Raises:
+        ControlFailed: of the last try.
+    """
+    policy = engine.policy
+    limit_s = policy.control_timeout_s if limit_s is None else limit_s
+    try_s = policy.control_try_s if try_s is None else try_s
+    began_s, was_lost = time.monotonic(), False
+    while True:
+        left_s = limit_s - (time.monotonic() - began_s)
+        try:
+            return await call(max(_REPEAT_S, min(try_s, left_s)))
+        except ControlFailed as error:
+            spent_s = time.monotonic() - began_s
+            is_refused = isinstance(error, ControlRefused)
+            patience_s = min(limit_s, policy.refusal_patience_s) if is_refused else limit_s
+            if (
+                (only_refused and not is_refused)
+                or not error.may_pass
+                or was_lost
+                or spent_s + _REPEAT_S >= patience_s
+            ):
+                raise
+            was_lost = not isinstance(error, ControlRefused | ControlUnanswered)
+            if isinstance(error, ControlUnanswered):
+                try_s *= 2
+            _LOG.warning("event=control_repeated endpoint=%s error=%s", engine.url, error)
+        await asyncio.sleep(_REPEAT_S)
+
+
+async def _post(
+    engine: Engine,
+    path: str,
+    payload: dict[str, Any],
+    *,
+    limit_s: float | None = None,
+    try_s: float | None = None,
+) -> None:
+    async def call(left_s: float) -> None:
+        await engine.call("POST", path, payload, timeout_s=left_s)
+
+    await insist(engine, call, limit_s=limit_s, try_s=try_s)
+
+
+async def pause(engine: Engine, mode: str) -> None:
+    """The engine pauses; harmless when it is paused.
+
+    Raises:
+        ControlFailed: it does not, as far as is known: it may be paused all the same.
+    """
+    engine.standing.is_paused = True
+    policy = engine.policy
+    # By `abort` it answers when its last request has ended; the other modes are a matter of moments.
+    try_s = policy.pause_timeout_s if mode == "abort" else None
+    await _post(engine, "/pause_generation", {"mode": mode}, limit_s=policy.pause_timeout_s, try_s=try_s)
+
+
+async def continue_(engine: Engine, *, limit_s: float | None = None) -> None:
+    """The engine runs again; harmless when it runs.
+
+    Raises:
+        ControlFailed: it has not accepted it.
+    """
+    try_s = None if limit_s is None else limit_s / 2
+    await _post(engine, "/continue_generation", {}, limit_s=limit_s, try_s=try_s)
+    engine.standing.is_paused = False
+
+
+async def model_info(engine: Engine, limit_s: float | None = None) -> dict[str, Any]:
     """Model path, weight version and more."""
     try:
-        return await engine.call("GET", "/model_info")
+        return await engine.call("GET", "/model_info", timeout_s=limit_s)
     except ControlRefused as error:
         if error.status != 404:
             raise
-        return await engine.call("GET", "/get_model_info")
+        return await engine.call("GET", "/get_model_info", timeout_s=limit_s)
 
 
-async def version_of(engine: Engine) -> str | None:
-    """The version label that an engine tells now."""
-    label = (await model_info(engine)).get("weight_version")
+async def version_of(engine: Engine, limit_s: float | None = None) -> str | None:
+    """The version label that an engine reports; `limit_s` for one look that is not repeated."""
+    if limit_s is not None:
+        info = await model_info(engine, limit_s)
+    else:
+        info = await insist(engine, lambda try_s: model_info(engine, try_s))
+    label = info.get("weight_version")
     return None if label is None else str(label)
 
 
-async def set_label(engine: Engine, label: str) -> None:
-    """The engine tells this label from now on; one that does already is left alone.
+async def set_label(engine: Engine, label: str, *, in_place_of: str | None = None) -> None:
+    """The engine reports this label from now on; one that does already is left alone.
+
+    Args:
+        in_place_of: the label that it must have until then; None: any.
 
     Raises:
-        ControlFailed: it does not.
+        ControlFailed: it does not; also where another label was found, as of an engine that was restarted.
     """
-    if await version_of(engine) == label:
-        return
-    # abort_all_requests is true by default, and would end everybody's requests.
-    await engine.call("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False})
-    found = await version_of(engine)
-    if found != label:
-        raise ControlRefused(f"{engine.url} must tell weight version {label!r}, found {found!r}")
+
+    async def ensure(try_s: float) -> None:
+        found = await version_of(engine, try_s)
+        if found == label:
+            return
+        if in_place_of is not None and found != in_place_of:
+            raise ControlFailed(f"{engine.url} must report {in_place_of!r} until now, found {found!r}")
+        # abort_all_requests is true by default, and would end everybody's requests.
+        payload = {"new_version": label, "abort_all_requests": False}
+        await engine.call("POST", "/update_weight_version", payload, timeout_s=try_s)
+        found = await version_of(engine, try_s)
+        if found != label:
+            raise NotDone(f"{engine.url} must report weight version {label!r}, found {found!r}")
+
+    await insist(engine, ensure)
+    if label != IN_PIECES:
+        engine.standing.label = label
 
 
 @asynccontextmanager
-async def emptied(engine: Engine, limit_s: float) -> AsyncIterator[None]:
+async def emptied(engine: Engine) -> AsyncIterator[None]:
     """No request runs on the engine: those that do are aborted, further ones wait at its door.
 
     Raises:
-        ControlFailed: it does not stand still, or does not go on.
+        ControlFailed: it does not pause, or does not continue.
     """
-    await engine.call("POST", "/pause_generation", {"mode": "abort"}, timeout_s=limit_s)
     try:
+        await pause(engine, "abort")
         yield
     finally:
-        await engine.call("POST", "/continue_generation", {})
+        await continue_(engine)
 
 
 async def flush_cache(engine: Engine) -> None:
@@ -77,7 +190,7 @@ async def flush_cache(engine: Engine) -> None:
     give_up_s = time.monotonic() + _FLUSH_PATIENCE_S
     while True:
         try:
-            await engine.call("POST", "/flush_cache", {})
+            await _post(engine, "/flush_cache", {})
             return
         except ControlRefused as error:
             if time.monotonic() > give_up_s:
@@ -125,24 +238,104 @@ async def _load(engine: Engine, path: str, label: str, *, flush_cache: bool, lim
         "flush_cache": flush_cache,
         "abort_all_requests": False,
     }
+    for _ in range(_MAX_LOADS):
+        answer = await _answer_or_label(engine, payload, limit_s)
+        if answer.get("success") is False:
+            raise ControlRefused(
+                f"{engine.url} must load weights from {path}, found: {answer.get('message')}"
+            )
+        # A label is never set by hand here: that would give the name of new weights to old ones.
+        if await version_of(engine) == label:
+            engine.standing.label = label
+            return
+        _LOG.warning("event=load_not_done endpoint=%s path=%s label=%s", engine.url, path, label)
+    raise NotDone(f"{engine.url} must load weights from {path}: it says that it did, and keeps its version")
+
+
+async def _answer_or_label(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """The engine's answer to a load. Its label is as good: the answer may be lost on its way."""
+    asking = asyncio.ensure_future(
+        insist(engine, lambda try_s: _update(engine, payload, try_s), limit_s=limit_s, try_s=limit_s)
+    )
     try:
-        answer = await engine.call("POST", "/update_weights_from_disk", payload, timeout_s=limit_s)
+        while not (await asyncio.wait({asking}, timeout=_LOOK_S))[0]:
+            with suppress(ControlFailed):
+                if await version_of(engine, _PAUSE_PROBE_S) == payload["weight_version"]:
+                    return {}
+        return asking.result()
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _update(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    path = "/update_weights_from_disk"
+    try:
+        return await engine.call("POST", path, payload, timeout_s=limit_s)
     except ControlRefused as error:
+        # Carried out, and the answer was lost: a refusal that may pass says nothing of the weights.
+        if error.may_pass and await version_of(engine) == payload["weight_version"]:
+            return {}
         if "must run between" not in str(error):
             raise
-        answer = await _bracketed(engine, payload, limit_s)
-    if answer.get("success") is False:
-        raise ControlRefused(f"{engine.url} must load weights from {path}, found: {answer.get('message')}")
-    await set_label(engine, label)
-
-
-async def _bracketed(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Newer engines want some updates announced; from disk none has asked for it yet."""
-    await engine.call("POST", "/begin_weight_update", {}, timeout_s=limit_s)
+    # Newer engines want some updates announced; from disk none has asked for it yet.
+    await begin_session(engine)
     try:
-        return await engine.call("POST", "/update_weights_from_disk", payload, timeout_s=limit_s)
+        return await engine.call("POST", path, payload, timeout_s=limit_s)
     finally:
-        await engine.call("POST", "/end_weight_update", {}, timeout_s=limit_s)
+        await end_session(engine)
+
+
+async def begin_session(engine: Engine) -> None:
+    """Begin a session of weight pieces, which SGLang wants from 0.5.21 on and does not know before.
+
+    Raises:
+        ControlFailed: it does not begin.
+    """
+    engine.standing.in_session = True
+    try:
+        await _begin(engine)
+    except ControlRefused as error:
+        if error.status == _UNKNOWN:
+            engine.standing.in_session = False
+        elif "already open" in str(error):  # by a life before, or by a call of ours whose answer was lost
+            await end_session(engine)
+            engine.standing.in_session = True
+            await _begin(engine)
+        else:
+            raise
+
+
+async def _begin(engine: Engine) -> None:
+    await _post(engine, "/begin_weight_update", {}, limit_s=engine.policy.update_timeout_s)
+
+
+async def end_session(engine: Engine) -> None:
+    """End the session that we began, if we did.
+
+    Raises:
+        ControlFailed: it is not ended, as far as is known.
+    """
+    if not engine.standing.in_session:
+        return
+    num_tries = 0
+
+    async def end(try_s: float) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        try:
+            await engine.call("POST", "/end_weight_update", {}, timeout_s=try_s)
+        except ControlRefused as error:
+            if error.may_pass:
+                raise
+            engine.standing.in_session = False
+            if num_tries == 1:
+                raise  # else the first try has ended it, and only its answer was lost
+
+    # The end computes what depends on all weights, such as scales of quantized ones.
+    limit_s = engine.policy.update_timeout_s
+    await insist(engine, end, limit_s=limit_s, try_s=max(engine.policy.control_timeout_s, limit_s / 4))
+    engine.standing.in_session = False
 
 
 async def abort(engine: Engine, wire_id: str) -> bool:
@@ -170,3 +363,13 @@ async def looks_paused(engine: Engine) -> bool:
     if ready is not None and ready != 404:
         return ready == 503
     return await engine.status("/health", _PAUSE_PROBE_S) in (None, 503)
+
+
+async def is_paused_by_others(engine: Engine) -> bool:
+    """Whether somebody else has paused the engine; looked at twice a second at most."""
+    standing = engine.standing
+    async with standing.look:
+        if not standing.is_paused and time.monotonic() >= standing.looked_s + _PAUSE_AGE_S:
+            standing.looked_paused = await looks_paused(engine)
+            standing.looked_s = time.monotonic()
+        return standing.looked_paused and not standing.is_paused

@@ -15,11 +15,13 @@ from fa_rollout.client.base.errors import (
     AnswerTooLong,
     ControlFailed,
     ControlRefused,
+    ControlUnanswered,
     FailureClass,
     KeyRefused,
 )
 from fa_rollout.client.base.policy import FailurePolicy, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
+from fa_rollout.client.engine.standing import Standing
 from fa_rollout.client.wire.stream import LastEvent
 from fa_rollout.client.wire.verdict import Verdict
 
@@ -63,7 +65,8 @@ class Engine:
     def __init__(self, url: str, session: aiohttp.ClientSession, policy: FailurePolicy) -> None:
         self.url = url
         self._session = session
-        self._policy = policy
+        self.policy = policy
+        self.standing = Standing()
         self._generate_url = URL(f"{url}/generate")
         self.missed_abort = False
         """It did not answer the last abort."""
@@ -104,7 +107,7 @@ class Engine:
         Raises:
             ControlFailed: refused, unreachable, or silent until the deadline.
         """
-        limit_s = timeout_s or self._policy.control_timeout_s
+        limit_s = timeout_s or self.policy.control_timeout_s
         data = None if payload is None else msgspec.json.encode(payload)
         return await self._control(method, path, data, limit_s)
 
@@ -153,8 +156,8 @@ class Engine:
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 text = f"no answer within {limit_s:g} s"
-            else:
-                text = describe(error)
+                raise ControlUnanswered(f"{method} {self.url}{path} must be answered: {text}") from error
+            text = describe(error)
             raise ControlFailed(f"{method} {self.url}{path} must be answered: {text}") from error
 
 

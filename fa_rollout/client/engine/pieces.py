@@ -10,48 +10,29 @@ from fa_rollout.client.engine.endpoints import Engine
 _LOG = logging.getLogger(__name__)
 
 TENSORS = "/update_weights_from_tensor"
-_BEGIN, _END = "/begin_weight_update", "/end_weight_update"
-
-
-class Sessions:
-    """The sessions around pieces, which SGLang wants from 0.5.21 on and does not know before."""
-
-    def __init__(self) -> None:
-        self._open: set[str] = set()
-
-    async def begin(self, engine: Engine, *, limit_s: float) -> None:
-        """Begin one, where the engine knows them; one that somebody left open is ended first."""
-        try:
-            await engine.call("POST", _BEGIN, {}, timeout_s=limit_s)
-        except ControlRefused as error:
-            if error.status == 404:
-                return
-            if "already open" not in str(error):
-                raise
-            await engine.call("POST", _END, {}, timeout_s=limit_s)
-            await engine.call("POST", _BEGIN, {}, timeout_s=limit_s)
-        self._open.add(engine.url)
-
-    async def end(self, engine: Engine, *, limit_s: float) -> None:
-        """End the one that was begun, if one was."""
-        if engine.url in self._open:
-            self._open.discard(engine.url)
-            await engine.call("POST", _END, {}, timeout_s=limit_s)
 
 
 async def make_ready(engine: Engine, mode: str) -> None:
     """It stands still, also if it was not there for the pause, and keeps nothing of its old weights."""
-    await engine.call("POST", "/pause_generation", {"mode": mode})
+    await control.pause(engine, mode)
     if mode != "in_place":
         await control.flush_cache(engine)
 
 
 async def destroy_group(engine: Engine, name: str) -> None:
-    """One that is gone, or was never there, is no error."""
+    """One that is gone, or was never there, is no error; one that may be left is remembered."""
     try:
-        await engine.call("POST", "/destroy_weights_update_group", {"group_name": name})
+        await control.insist(
+            engine,
+            lambda try_s: engine.call(
+                "POST", "/destroy_weights_update_group", {"group_name": name}, timeout_s=try_s
+            ),
+        )
     except ControlFailed as error:
         _LOG.debug("event=group_not_destroyed endpoint=%s error=%s", engine.url, error)
+        if error.may_pass:
+            return
+    engine.standing.groups.discard(name)
 
 
 def tensor_body(encoded: bytes, count: int) -> bytes:

@@ -1,15 +1,17 @@
 """Control calls to every engine of a pool at once. Behind a router the engines are its workers.
 
-Invariant: an engine that cannot be reached is taken out, and brought back only with the current weights; it
-does not keep the others from going on. One that refuses is an error.
+Invariants: an engine that cannot be reached is taken out, and brought back only with the current weights; it
+does not keep the others from going on. One that refuses is an error. Engines are known by their addresses:
+one that we have paused is continued there, whatever a router says of it.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -19,13 +21,13 @@ from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.probe import patiently
+from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.wire.address import AddressError, engine_url
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _WORKERS_AGE_S = 1.0
-_PAUSE_AGE_S = 0.5
 _LISTED_POLL_S = 0.2
 _LOOK_S = 3.0
 _MAX_ABORTS_AT_ONCE = 32
@@ -46,31 +48,50 @@ class Fleet:
         self.engines = [] if router else list(self.fronts.values())
         self._listed_at = -_WORKERS_AGE_S
         self._abort_slots = asyncio.Semaphore(_MAX_ABORTS_AT_ONCE)
-        self._pause_locks = {url: asyncio.Lock() for url in self.fronts}
-        self._pauses_seen: dict[str, tuple[float, bool]] = {}
-        self.lost: set[str] = set()
-        """Engines that are out until somebody has brought them back."""
+        self._known = dict(self.fronts) if not router else {}
+        """Every engine by its address, with what we have asked of it; behind a router also those that it does
+        not list."""
         self.on_lost: Callable[[Engine, ControlFailed], None] = lambda engine, error: None
-        self.newcomers: dict[str, Engine] = {}
-        """Engines with the current weights that the router does not list yet: no update may miss them."""
-        self.aside: dict[str, Engine] = {}
-        """Engines that were struck off the router's list until they have the current weights."""
 
     async def refresh(self) -> list[Engine]:
         """The engines as they are now; a router is asked for its workers.
 
+        A router that is away, or lists none, as it may while its workers are paused, leaves those of before.
+
         Raises:
-            ControlFailed: the router does not answer, or lists none.
+            ControlFailed: it has never listed any.
         """
         if self._router is None or time.monotonic() < self._listed_at + _WORKERS_AGE_S:
             return self.engines
-        urls = [worker.url for worker in await _workers(self._router)]
-        if not urls:
-            raise ControlFailed(f"the router {self._router.url} must have workers, found none")
-        known = {engine.url: engine for engine in self.engines}
-        self.engines = [known.get(url) or Engine(url, self._session, self._policy) for url in urls]
+        try:
+            urls = [worker.url for worker in await _workers(self._router)]
+            if not urls:
+                raise ControlFailed(f"the router {self._router.url} must have workers, found none")
+        except ControlFailed as error:
+            if not self.engines:
+                raise
+            _LOG.warning("event=workers_unknown error=%s", error)
+            return self.engines
+        self.engines = [self.known(url) for url in urls]
         self._listed_at = time.monotonic()
         return self.engines
+
+    def known(self, url: str) -> Engine:
+        """The engine at an address, with what we have asked of it so far."""
+        if url not in self._known:
+            self._known[url] = Engine(url, self._session, self._policy)
+        return self._known[url]
+
+    @property
+    def members(self) -> list[Engine]:
+        """Engines that are in, also those that we took off a router's list."""
+        aside = [one for one in self._known.values() if one.standing.is_struck_off]
+        return list({engine.url: engine for engine in [*self.engines, *aside]}.values())
+
+    @property
+    def serving(self) -> list[Engine]:
+        """Engines that are in and not out."""
+        return [engine for engine in self.engines if not engine.standing.is_out]
 
     async def await_engines(self, deadline: float) -> list[Engine]:
         """The engines at the start, for which a router is waited for until the deadline (time.monotonic()).
@@ -87,24 +108,37 @@ class Fleet:
         return await self._each(control.version_of)
 
     async def pause(self, mode: str) -> None:
-        """Engines stand still when this returns. When one refuses, those that were paused go on again."""
-        limit_s = self._policy.pause_timeout_s
+        """Engines are paused when this returns. When one refuses, those that were paused continue.
+
+        Raises:
+            ControlFailed: one refused, or none was reached.
+        """
         try:
-            await self._each(
-                lambda engine: engine.call("POST", "/pause_generation", {"mode": mode}, timeout_s=limit_s)
-            )
+            await self._each(lambda engine: control.pause(engine, mode))
         except ControlFailed:
-            await self.continue_(tolerant=True)
+            with suppress(ControlFailed):
+                await self.continue_()
             raise
 
-    async def continue_(self, *, tolerant: bool = False) -> None:
-        """Engines go on; harmless when they run."""
-        try:
-            await self._each(lambda engine: _twice(lambda: engine.call("POST", "/continue_generation", {})))
-        except ControlFailed as error:
-            if not tolerant:
-                raise
-            _LOG.warning("event=continue_failed error=%s", error)
+    async def continue_(self, *, also_lost: bool = False) -> None:
+        """Every engine that we have paused continues; one that does not accept it soon is lost until it does.
+
+        Args:
+            also_lost: ask engines that are lost, too; else that is for those who bring them back.
+
+        Raises:
+            ControlFailed: of those that did not accept it.
+        """
+        owed = [engine for engine in self._known.values() if engine.standing.is_paused]
+        paused = [engine for engine in owed if also_lost or not engine.standing.is_out]
+        limit_s = min(self._policy.control_try_s, self._policy.control_timeout_s)
+        work = partial(control.continue_, limit_s=limit_s)
+        outcomes = await asyncio.gather(*map(partial(_outcome, work), paused))
+        failed = {e: o for e, o in zip(paused, outcomes, strict=True) if isinstance(o, ControlFailed)}
+        for engine, error in failed.items():
+            self.on_lost(engine, error)
+        if failed:
+            raise ControlFailed("; ".join(map(str, failed.values())))
 
     async def flush_cache(self) -> None:
         """Every engine forgets what it computed under its present weights."""
@@ -127,40 +161,34 @@ class Fleet:
         Raises:
             ControlFailed: the router does not answer, or lists none.
         """
-        lost = [engine for engine in await self.everyone() if engine.url in self.lost]
+        lost = [engine for engine in await self.everyone() if engine.standing.is_out]
         answers = await asyncio.gather(*(engine.status("/model_info", _LOOK_S) for engine in lost))
         return [engine for engine, status in zip(lost, answers, strict=True) if status is not None]
 
     async def everyone(self) -> list[Engine]:
-        """All engines, also those that are lost, and newcomers.
+        """All engines, also those that are out, that join, or that a router does not list because of us.
 
         Raises:
-            ControlFailed: the router does not answer, or lists none.
+            ControlFailed: a router has never listed any.
         """
-        has_others = self.newcomers or self.aside
-        listed = await self._listed() if has_others else await self.refresh()
-        others = [*self.newcomers.values(), *self.aside.values()]
-        return list({engine.url: engine for engine in [*listed, *others]}.values())
+        unlisted = [engine for engine in self._known.values() if _is_ours_to_mind(engine)]
+        listed = await self._listed() if unlisted else await self.refresh()
+        return list({engine.url: engine for engine in [*listed, *unlisted]}.values())
 
     async def set_label(self, label: str) -> None:
         """Every engine tells this label from now on."""
         await self._each(lambda engine: control.set_label(engine, label))
 
-    def made(self, url: str) -> Engine:
-        """The endpoints of an engine that is none of these yet."""
-        return Engine(url, self._session, self._policy)
-
     def admit(self, engine: Engine) -> None:
         """Requests may go to it from now on; without a router."""
         self.fronts[engine.url] = engine
         self.engines.append(engine)
-        self._pause_locks[engine.url] = asyncio.Lock()
 
     def forget(self, url: str) -> None:
-        """An engine without requests of ours has left; without a router."""
-        engine = self.fronts.pop(url)
-        self.engines.remove(engine)
-        del self._pause_locks[url]
+        """An engine without requests of ours has left."""
+        self.fronts.pop(url, None)
+        self.engines = [engine for engine in self.engines if engine.url != url]
+        self._known.pop(url, None)
 
     async def enlist(self, engine: Engine) -> None:
         """The router passes requests on to it when this returns.
@@ -169,7 +197,7 @@ class Fleet:
             ControlFailed: it does not.
         """
         assert self._router is not None, "only a router has a list"
-        self.newcomers[engine.url] = engine
+        was, engine.standing.status = engine.standing.status, Status.JOINS
         try:
             await self._router.call("POST", "/workers", {"url": engine.url})
             until = time.monotonic() + self._policy.start_timeout_s
@@ -179,14 +207,16 @@ class Fleet:
                     text = f"the router {self._router.url} must list {engine.url} within {limit_s:g} s"
                     raise ControlFailed(text)
                 await asyncio.sleep(_LISTED_POLL_S)
-        finally:
-            self.newcomers.pop(engine.url, None)
+        except BaseException:
+            engine.standing.status = was
+            raise
+        engine.standing.status = Status.SERVES
 
     async def set_aside(self, engine: Engine) -> None:
         """The router sends it nothing until `reenlist`; without a router that is its lane's to see to."""
-        if self._router is None or engine.url in self.aside:
+        if self._router is None or engine.standing.is_struck_off:
             return
-        self.aside[engine.url] = engine
+        engine.standing.is_struck_off = True
         try:
             await self.strike_off(engine.url)
         except ControlFailed as error:
@@ -199,11 +229,11 @@ class Fleet:
         except ControlFailed as error:
             _LOG.warning("event=worker_not_listed endpoint=%s error=%s", engine.url, error)
         else:
-            self.aside.pop(engine.url, None)
+            engine.standing.is_struck_off = False
 
     async def hand_back(self) -> None:
         """Whoever uses the router next finds the workers that were set aside on its list."""
-        for engine in self.aside.values():
+        for engine in [one for one in self._known.values() if one.standing.is_struck_off]:
             assert self._router is not None, "only a router has a list"
             try:
                 await self._router.call("POST", "/workers", {"url": engine.url})
@@ -245,17 +275,14 @@ class Fleet:
         return results.count(False)
 
     async def is_paused(self, front: str) -> bool:
-        """Whether somebody has paused an engine behind this front; asked twice a second at most."""
+        """Whether somebody else has paused an engine behind this front; asked twice a second at most."""
         if front not in self.fronts:
             return False
-        async with self._pause_locks[front]:
-            seen_at, was_paused = self._pauses_seen.get(front, (-_PAUSE_AGE_S, False))
-            if time.monotonic() < seen_at + _PAUSE_AGE_S:
-                return was_paused
-            engines = [self.fronts[front]] if self._router is None else self.engines
-            found = any(await asyncio.gather(*(control.looks_paused(engine) for engine in engines)))
-            self._pauses_seen[front] = (time.monotonic(), found)
-            return found
+        engines = [self.fronts[front]] if self._router is None else self.engines
+        return any(await asyncio.gather(*map(control.is_paused_by_others, engines)))
+
+    def _losses(self) -> str:
+        return "; ".join(f"{engine.url}: {engine.standing.last_error}" for engine in self.members)
 
     def is_router(self, engine: Engine) -> bool:
         """True for the router itself."""
@@ -280,7 +307,7 @@ class Fleet:
 
     async def _each(self, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Do it on every engine that is not lost, all at once; wait for all."""
-        engines = [engine for engine in await self.everyone() if engine.url not in self.lost]
+        engines = [engine for engine in await self.everyone() if not engine.standing.is_out]
         outcomes = await asyncio.gather(*map(partial(_outcome, work), engines))
         done = {e.url: o for e, o in zip(engines, outcomes, strict=True) if not isinstance(o, ControlFailed)}
         failed = {e: o for e, o in zip(engines, outcomes, strict=True) if isinstance(o, ControlFailed)}
@@ -289,7 +316,7 @@ class Fleet:
             raise ControlRefused("; ".join(map(str, refusals)))
         if not done:
             causes = "; ".join(map(str, failed.values()))
-            raise ControlFailed(causes or "an engine must be left, found all of them lost")
+            raise ControlFailed(causes or f"an engine must be left, found all of them lost: {self._losses()}")
         for engine, error in failed.items():
             self.on_lost(engine, error)
         return done
@@ -324,11 +351,7 @@ async def _outcome(work: Callable[[Engine], Awaitable[T]], engine: Engine) -> T 
         return error
 
 
-async def _twice(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Once more after a lost connection: a keep-alive socket may have died in the pause."""
-    try:
-        return await work()
-    except ControlRefused:
-        raise
-    except ControlFailed:
-        return await work()
+def _is_ours_to_mind(engine: Engine) -> bool:
+    """Whether no update may miss it, or we have paused it, be it on a router's list or not."""
+    standing = engine.standing
+    return standing.is_struck_off or standing.is_paused or standing.status is Status.JOINS

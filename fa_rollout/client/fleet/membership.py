@@ -21,6 +21,7 @@ from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.probe import EngineInfo, patiently, probe
+from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery
@@ -62,7 +63,7 @@ class Membership:
         url = engine_url(address)
         if self._is_in(url):
             return
-        engine = self.fleet.made(url)
+        engine = self.fleet.known(url)
         limit_s = self.policy.start_timeout_s
         info = await patiently(
             lambda: probe(
@@ -125,7 +126,6 @@ class Membership:
             self.abort_lane(lane)
             await _emptied(lane, self.policy.abort_grace_s)
         self.dispatcher.remove(lane)
-        self.fleet.forget(url)
 
     def _check(self, info: EngineInfo) -> None:
         if not info.has_spans and all(other.has_spans for other in self.infos):
@@ -144,7 +144,7 @@ class Membership:
                 "and nobody here can give them to it"
             )
         if self.recovery.weights is not None and self.recovery.weights.is_streamed:
-            self.fleet.newcomers[engine.url] = engine  # the next stream brings it the weights
+            engine.standing.status = Status.JOINS  # the next stream brings it the weights
         try:
             while not await self.recovery.is_ready(engine) or self.recovery.must_wait:
                 if time.monotonic() > until:
@@ -154,7 +154,7 @@ class Membership:
                     )
                 await asyncio.sleep(self.policy.probe_interval_s)
         finally:
-            self.fleet.newcomers.pop(engine.url, None)
+            engine.standing.status = Status.SERVES
 
 
 async def _emptied(lane: Lane, limit_s: float) -> None:

@@ -1,20 +1,32 @@
 """Outages: an engine that was taken out is probed until it works again; an outage of all has a deadline.
 
-Invariant: an engine gets requests again only when it is healthy and has the weights that were loaded last.
+The one owner of each engine's status, and of the weights that all should hold.
+
+| an engine is out because | it is in again when |
+|---|---|
+| it failed, or was not reached | it is healthy and holds the current weights, which a file can give it |
+| it did not accept to continue after our pause | it has accepted it, and the same |
+| it lacks weights that no file holds | the next update, by those who have them, has reached it |
+
+Invariant: an engine gets requests again only when it runs, is healthy and has the weights that were loaded
+last.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Never
 
 from fa_rollout.client.base.background import Background
 from fa_rollout.client.base.clock import ActiveClock, Timer
-from fa_rollout.client.base.errors import ControlFailed, ControlRefused, EngineUnavailable
+from fa_rollout.client.base.errors import ControlFailed, ControlRefused, EngineTaken, EngineUnavailable
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
+from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 
@@ -22,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 _SLOWEST = 10.0
 _COLD = 8
 """Requests at first for an engine that was out."""
+_STUCK_AFTER = 3
+"""Rounds in which an engine does not accept to continue; then what it holds is made by others."""
 _HEALTH_TIMEOUT_S = 30.0
 """SGLang's /health runs a token and gives up after 20 s."""
 
@@ -61,15 +75,39 @@ class Recovery:
         self._background = background
         self._policy = policy
         self._outage: Timer | None = None
-        self._must_continue: set[str] = set()
-        self._without_weights: set[str] = set()
-        """Engines that are well, and wait for weights that only the trainer has."""
         self.weights: Weights | None = None
         """None: unknown, or pushed by somebody else, who alone can push it again."""
+        self.lineages: set[str] = set()
+        """Of labels that engines have from this run."""
+        self.taken: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
+        """Fails when another run is found to push weights to our engines."""
+        self.on_stuck: Callable[[Lane], None] = lambda lane: None
+        """Called while an engine that we have paused does not continue: others can make what it holds."""
         self.is_changing = False
         """Somebody else replaces the weights: nothing that an engine tells now is held for or against it."""
         self._is_looking = False
         fleet.on_lost = self.lost
+
+    def want(self, weights: Weights | None) -> None:
+        """Every engine must hold these from now on; None: nobody here can give an engine what it lacks."""
+        self.weights = weights
+        if weights is not None:
+            self.claims(weights.label)
+
+    def claims(self, label: str) -> None:
+        """Labels of this lineage are this run's own."""
+        self.lineages.add(_lineage(label) or "")
+
+    def take_out_others(self, labels: Mapping[str, str | None]) -> None:
+        """Engines that report another label than the wanted one are out until they hold it.
+
+        Args:
+            labels: by address, as they were found.
+        """
+        assert self.weights is not None, "weights are wanted by their label"
+        for engine in self._fleet.members:
+            if engine.url in labels and labels[engine.url] != self.weights.label:
+                self.lacks(engine, self.weights.label, labels[engine.url])
 
     def opened(self, lane: Lane) -> None:
         """A lane's circuit has opened: its engine is out."""
@@ -95,15 +133,16 @@ class Recovery:
 
     def _is_out(self, lane: Lane) -> None:
         self._dispatcher.rebind(lane)
-        self._take_out(self._fleet.fronts[lane.url])
+        engine = self._fleet.fronts[lane.url]
+        engine.standing.last_error = lane.circuit.last_error
+        self._take_out(engine)
         if all(other.circuit.is_open for other in self._lanes.values()) and self._outage is None:
             deadline = self._clock.now() + self._policy.unavailable_timeout_s
             self._outage = self._clock.timer(deadline, self._give_up)
 
     def lost(self, engine: Engine, error: ControlFailed) -> None:
         """A control call did not reach an engine that others did without."""
-        if self._clock.is_stopped:
-            self._must_continue.add(engine.url)  # it may have been paused before it went silent
+        engine.standing.last_error = str(error)
         lane = self._lanes.get(engine.url)
         if lane is None:
             _LOG.warning("event=worker_lost endpoint=%s error=%s", engine.url, error)
@@ -117,16 +156,15 @@ class Recovery:
 
     def stranded(self) -> list[Engine]:
         """Engines that lack nothing but weights, when no other is left."""
-        engines, lost = [*self._fleet.engines, *self._fleet.aside.values()], self._fleet.lost
-        if any(engine.url not in lost for engine in engines):
+        engines = self._fleet.members
+        if any(not engine.standing.is_out for engine in engines):
             return []
-        return [engine for engine in engines if engine.url in self._without_weights]
+        return [engine for engine in engines if engine.standing.status is Status.LACKS_WEIGHTS]
 
     def has_weights(self, engines: Iterable[Engine]) -> None:
         """These engines took the current weights, whatever they missed before."""
         for engine in engines:
-            self._fleet.lost.discard(engine.url)
-            self._without_weights.discard(engine.url)
+            engine.standing.status = Status.SERVES
             lane = self._lanes.get(engine.url)
             if lane is not None and lane.circuit.is_open:
                 self._reopen(lane)
@@ -134,7 +172,7 @@ class Recovery:
 
     def _enlist(self, engine: Engine) -> None:
         """A router may send it requests again; it may take until the end of an update that it does."""
-        if engine.url in self._fleet.aside:
+        if engine.standing.is_struck_off:
             self._background.spawn(self._fleet.reenlist(engine))
 
     def recheck(self) -> None:
@@ -145,12 +183,13 @@ class Recovery:
 
     async def _look(self, expected: Weights) -> None:
         try:
-            for engine in [e for e in self._fleet.engines if e.url not in self._fleet.lost]:
+            for engine in self._fleet.serving:
                 found = await control.version_of(engine)
+                self.check_ours(engine, found)
                 is_current = self.weights is expected and not self.must_wait
                 if is_current and found != expected.label:
                     self.lacks(engine, expected.label, found)
-        except ControlFailed as error:
+        except (ControlFailed, EngineTaken) as error:
             _LOG.info("event=version_unknown error=%s", error)
         finally:
             self._is_looking = False
@@ -159,7 +198,7 @@ class Recovery:
         """See `EnginePool.changed`."""
         self.is_changing = False
         if label is not None:
-            self.weights = Weights(label=label, is_others=True)
+            self.want(Weights(label=label, is_others=True))
         told = await self._fleet.versions()
         if self.weights is None:
             return len(told)
@@ -168,6 +207,25 @@ class Recovery:
             if engine.url in others:
                 self.lacks(engine, self.weights.label, others[engine.url])
         return len(told) - len(others)
+
+    def check_ours(self, engine: Engine, found: str | None) -> None:
+        """See that nobody else gives weights to an engine that has confirmed ours.
+
+        Raises:
+            EngineTaken: another run does. It is also the end of `taken`.
+        """
+        ours, is_others = engine.standing.label, self.weights is not None and self.weights.is_others
+        if ours is None or is_others or found is None or not is_foreign(found, self.lineages):
+            return
+        error = EngineTaken(
+            f"another run is pushing weights to {engine.url}: it had weight version {ours!r} of this run and "
+            f"now reports {found!r}. An engine serves one training run: stop the other run, or give each run "
+            "its own engines (engine.urls)"
+        )
+        if not self.taken.done():
+            self.taken.set_exception(error)
+            self.taken.exception()  # retrieved: nobody may be waiting for it
+        raise error
 
     def lacks(self, engine: Engine, label: str, found: str | None) -> None:
         """An engine tells another label than it should: it is out until it has these weights."""
@@ -198,8 +256,8 @@ class Recovery:
             self._outage.cancel()
 
     def _take_out(self, engine: Engine) -> None:
-        if engine.url not in self._fleet.lost:
-            self._fleet.lost.add(engine.url)
+        if not engine.standing.is_out:
+            engine.standing.status = Status.OUT
             self._background.spawn(self._bring_back(engine))
 
     def _give_up(self) -> None:
@@ -214,24 +272,34 @@ class Recovery:
         )
 
     async def _bring_back(self, engine: Engine) -> None:
-        interval_s = self._policy.probe_interval_s
+        interval_s, num_tries = self._policy.probe_interval_s, 0
         while True:
             await asyncio.sleep(interval_s)
-            interval_s = min(interval_s * 1.5, _SLOWEST * self._policy.probe_interval_s)
-            if engine.url not in self._fleet.lost:
-                return  # it has left
+            if not engine.standing.is_out:
+                return  # it has left, or an update has reached it
             lane = self._lanes.get(engine.url)
             if lane is not None and time.monotonic() < lane.circuit.rests_until:
+                await self._let_run(engine)
                 continue
             if await self.is_ready(engine):
                 break
-        self._fleet.lost.discard(engine.url)
+            num_tries += 1
+            if not engine.standing.is_paused:
+                interval_s = min(interval_s * 1.5, _SLOWEST * self._policy.probe_interval_s)
+            elif num_tries >= _STUCK_AFTER and lane is not None and not self.must_wait:
+                self.on_stuck(lane)
+        engine.standing.status = Status.SERVES
         is_proven = lane is None or not lane.circuit.num_exposed
         _LOG.log(logging.WARNING if is_proven else logging.INFO, "event=engine_back endpoint=%s", engine.url)
         self._enlist(engine)
-        lane = self._lanes.get(engine.url)
         if lane is not None:
             self._reopen(lane)
+
+    async def _let_run(self, engine: Engine) -> None:
+        """It may serve others, though not us."""
+        if engine.standing.is_paused and not self.must_wait:
+            with suppress(ControlFailed):
+                await control.continue_(engine, limit_s=self._policy.control_try_s)
 
     async def is_ready(self, engine: Engine) -> bool:
         """Whether it works and holds the current weights, which it is given if it lacks them.
@@ -255,10 +323,8 @@ class Recovery:
     def left(self, url: str) -> None:
         """An engine less, which nobody brings back."""
         self._lanes.pop(url, None)
-        self._fleet.lost.discard(url)
-        self._must_continue.discard(url)
-        self._without_weights.discard(url)
-        self._fleet.aside.pop(url, None)
+        self._fleet.known(url).standing.status = Status.SERVES  # so that its probes end
+        self._fleet.forget(url)
 
     def _reopen(self, lane: Lane) -> None:
         lane.circuit.close()
@@ -274,20 +340,22 @@ class Recovery:
 
     async def _is_well(self, engine: Engine) -> bool:
         try:
-            if engine.url in self._must_continue:
-                await engine.call("POST", "/continue_generation", {})
-                self._must_continue.discard(engine.url)
+            if engine.standing.is_paused:
+                await control.continue_(engine, limit_s=self._policy.control_try_s)
+            await control.end_session(engine)
             if await engine.status("/health", _HEALTH_TIMEOUT_S) != 200:
                 return False
             if self._fleet.is_router(engine):
                 return await self._fleet.has_healthy_workers()
             await self._renew_weights(engine)
+        except EngineTaken:
+            return False  # which ends the run
         except ControlFailed as error:
             _LOG.info("event=engine_still_out endpoint=%s error=%s", engine.url, error)
-            if isinstance(error, WeightsMissing):
-                self._without_weights.add(engine.url)
+            if engine.standing.is_out:
+                is_all = isinstance(error, WeightsMissing)
+                engine.standing.status = Status.LACKS_WEIGHTS if is_all else Status.OUT
             return False
-        self._without_weights.discard(engine.url)
         return True
 
     async def _renew_weights(self, engine: Engine) -> None:
@@ -297,9 +365,11 @@ class Recovery:
             found = await control.version_of(engine)
             if weights is not self.weights:
                 continue
+            self.check_ours(engine, found)
             if found == control.IN_PIECES or (weights is not None and found != weights.label):
                 _check_can_be_given(engine, weights, found)
             if weights is None or found == weights.label:
+                engine.standing.label = None if weights is None else weights.label
                 return
             _LOG.warning(
                 "event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, weights.label
@@ -313,7 +383,7 @@ class Recovery:
             limit_s = self._policy.update_timeout_s
             files = control.Files(path=weights.path, label=weights.label)
             # A request that began under other weights must not end under the label of these.
-            async with control.emptied(engine, self._policy.pause_timeout_s):
+            async with control.emptied(engine):
                 await control.load_weights(
                     engine, files, takes_parts=False, flush_cache=True, limit_s=limit_s
                 )
@@ -341,3 +411,9 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
 
 def _lineage(label: str | None) -> str | None:
     return None if label is None else label.rpartition(":")[0] or None
+
+
+def is_foreign(label: str, lineages: Collection[str]) -> bool:
+    """Whether a label is a version of another trainer: `lineage:number` of another lineage, or a number."""
+    origin, _, digits = label.rpartition(":")
+    return digits.isdigit() and origin not in lineages

@@ -47,7 +47,6 @@ class WeightStream:
         self._num_workers = num_workers
         self._members: list[Engine] | None = None
         """Engines that have taken every part so far; None when no stream is open."""
-        self._sessions = pieces.Sessions()
         self._label: str | None = None
         """Told by every engine that took all of the last stream."""
         self._group: tuple[str, frozenset[str]] | None = None
@@ -69,7 +68,7 @@ class WeightStream:
         """
         was_open = self.is_open
         everyone = await self._fleet.everyone()
-        self._members = [engine for engine in everyone if engine.url not in self._fleet.lost]
+        self._members = [engine for engine in everyone if not engine.standing.is_out]
         try:
             await self._each(lambda engine: pieces.make_ready(engine, mode), may_be_none=True)
         except ControlRefused:
@@ -95,8 +94,7 @@ class WeightStream:
         """
         members = self._open_members()
         self._group = None
-        if stage.former is not None:
-            await asyncio.gather(*(pieces.destroy_group(engine, stage.former) for engine in members))
+        await asyncio.gather(*(self._leave_groups(engine, stage.former) for engine in members))
         offsets, size = {}, 1
         for engine in members:
             offsets[engine.url] = size
@@ -108,6 +106,8 @@ class WeightStream:
             "group_name": stage.group,
             "backend": stage.backend,
         }
+        for engine in members:
+            engine.standing.groups.add(stage.group)
         await self._together(
             "/init_weights_update_group", lambda engine: payload | {"rank_offset": offsets[engine.url]}
         )
@@ -130,7 +130,14 @@ class WeightStream:
         async def take(engine: Engine) -> None:
             body = bodies[self._num_workers(engine.url)]
             limit_s = self._policy.update_timeout_s
-            pieces.check(engine, await engine.call_raw(pieces.TENSORS, body, timeout_s=limit_s))
+            answer = await control.insist(  # taken twice, they are the same tensors
+                engine,
+                lambda try_s: engine.call_raw(pieces.TENSORS, body, timeout_s=try_s),
+                limit_s=limit_s,
+                try_s=limit_s,
+                only_refused=True,
+            )
+            pieces.check(engine, answer)
 
         await self._each(take)
 
@@ -159,9 +166,10 @@ class WeightStream:
         """
 
         async def finish(engine: Engine) -> None:
-            await self._sessions.end(engine, limit_s=self._policy.update_timeout_s)
-            await control.set_label(engine, label)
+            await control.end_session(engine)
+            await control.set_label(engine, label, in_place_of=control.IN_PIECES)
 
+        self._recovery.claims(label)
         await self._each(finish)
         self._label = label
 
@@ -176,12 +184,15 @@ class WeightStream:
 
         async def look(engine: Engine) -> None:
             found = await control.version_of(engine)
+            self._recovery.check_ours(engine, found)
             if found != label:
                 raise ControlFailed(f"{engine.url} must tell weight version {label!r}, found {found!r}")
 
         await self._each(look)
         members, self._members = self._open_members(), None
-        self._recovery.weights = Weights(label=label, is_streamed=True)
+        for engine in members:
+            engine.standing.label = label
+        self._recovery.want(Weights(label=label, is_streamed=True))
         self._recovery.has_weights(members)
 
     async def abandon(self, label: str) -> None:
@@ -190,7 +201,8 @@ class WeightStream:
         if members is None:
             return
         self._group = None
-        self._recovery.weights = self._recovery.weights or Weights(label=label, is_streamed=True)
+        if self._recovery.weights is None:
+            self._recovery.want(Weights(label=label, is_streamed=True))
         error = ControlFailed("its weights were replaced in part")
         for engine in members:
             self._recovery.lost(engine, error)
@@ -202,12 +214,10 @@ class WeightStream:
         members, self._members = self._members, None
         await asyncio.gather(*(self._end_session(engine) for engine in members or []))
 
-    async def forget_group(self) -> None:
-        """Engines leave the group that they are in, if they are in one."""
-        group, self._group = self._group, None
-        if group is not None:
-            calls = [pieces.destroy_group(engine, group[0]) for engine in self._fleet.engines]
-            await asyncio.gather(*calls)
+    async def forget_groups(self) -> None:
+        """Engines leave every group that they are in because of us."""
+        self._group = None
+        await asyncio.gather(*(self._leave_groups(engine) for engine in self._fleet.members))
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -227,23 +237,29 @@ class WeightStream:
         return self._members
 
     async def _begin(self, engine: Engine) -> None:
-        if await control.version_of(engine) not in (self._label, control.IN_PIECES):
+        found = await control.version_of(engine)
+        self._recovery.check_ours(engine, found)
+        if found not in (self._label, control.IN_PIECES):
             self._group = None  # it was started anew since, and a broadcast without a group would end it
         await control.set_label(engine, control.IN_PIECES)
-        await self._sessions.begin(engine, limit_s=self._policy.update_timeout_s)
+        await control.begin_session(engine)
 
     async def _let_go(self, engine: Engine) -> None:
         """It goes on, for whoever else it serves: none of our requests goes there."""
         await self._end_session(engine)
         try:
             await control.set_label(engine, control.IN_PIECES)
-            await engine.call("POST", "/continue_generation", {})
+            await control.continue_(engine)
         except ControlFailed as error:
             _LOG.info("event=not_let_go endpoint=%s error=%s", engine.url, error)
 
+    async def _leave_groups(self, engine: Engine, former: str | None = None) -> None:
+        names = engine.standing.groups | ({former} if former is not None else set())
+        await asyncio.gather(*(pieces.destroy_group(engine, name) for name in names))
+
     async def _end_session(self, engine: Engine) -> None:
         try:
-            await self._sessions.end(engine, limit_s=self._policy.control_timeout_s)
+            await control.end_session(engine)
         except ControlFailed as error:
             _LOG.info("event=session_left_open endpoint=%s error=%s", engine.url, error)
 
@@ -281,12 +297,13 @@ class WeightStream:
         outcomes = await self._outcomes(members, work)
         lost = {e: o for e, o in outcomes if o is not None and not isinstance(o, ControlRefused)}
         refusals = [o for _, o in outcomes if isinstance(o, ControlRefused)]
+        may_pass = all(error.may_pass for error in refusals)
         self._members = [engine for engine in members if engine not in lost]
         for engine, error in lost.items():
             self._recovery.lost(engine, error)
             await self._fleet.set_aside(engine)
         is_hopeless = not self._members and not may_be_none
-        if lost and (is_hopeless or (refusals and tolerates_refusals)):
+        if (lost or (refusals and may_pass)) and (is_hopeless or (refusals and tolerates_refusals)):
             raise EnginesLost("; ".join(map(str, [*lost.values(), *refusals])))
         if refusals:
             raise ControlRefused("; ".join(map(str, refusals)))

@@ -114,7 +114,8 @@ class Requester:
         self._serial = itertools.count()
         self._seed = seed
         self._on_first_request = on_first_request
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, bool] = {}
+        """By id, whether we have asked the engines to abort it."""
         self._settled = asyncio.Event()
         self._settled.set()
         self.counts = RequestCounts()
@@ -153,11 +154,12 @@ class Requester:
             self._check_progress(num_stalls, num_restarts)
             if num_stalls:
                 await asyncio.sleep(self._policy.backoff_s(num_stalls))
-            completion = await self._request(ticket, input_ids, params, draft)
+            completion, is_ours = await self._request(ticket, input_ids, params, draft)
             end = self._end(draft, completion, params)
             if completion.finish == FinishReason.ABORT:
                 self.counts.aborts += 1
-                num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+                if not is_ours:  # what we abort says nothing of the engines
+                    num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
         if end.num_tokens < draft.num_tokens:
             self.counts.discarded_tokens += draft.num_tokens - end.num_tokens
             draft.cut(end.num_tokens)
@@ -181,7 +183,8 @@ class Requester:
 
     async def abort(self, rids: set[str]) -> None:
         """Tell the engines to end these requests; ids that nobody works on are left out."""
-        if rids := rids & self._under_way:
+        if rids := rids & self._under_way.keys():
+            self._under_way.update(dict.fromkeys(rids, True))
             await self._pool.abort(rids)
 
     async def abort_all(self) -> None:
@@ -197,12 +200,14 @@ class Requester:
         """Return once no request of ours is under way."""
         await self._settled.wait()
 
-    async def _request(self, ticket: Ticket, input_ids: IntArray, params: Params, draft: Draft) -> Completion:
-        """Send one request and take its answer into the draft."""
+    async def _request(
+        self, ticket: Ticket, input_ids: IntArray, params: Params, draft: Draft
+    ) -> tuple[Completion, bool]:
+        """Send one request and take its answer into the draft; whether we asked for its abort."""
         await self._gate.passed()
         floor, lineage = self._book.published, self._book.lineage
         prompt, rest = draft.prompt(input_ids), self._params(ticket, params, draft)
-        completion = await self._send(ticket, prompt, rest, {**ticket.options, **draft.options})
+        completion, is_ours = await self._send(ticket, prompt, rest, {**ticket.options, **draft.options})
         self.counts.tokens += len(completion.output_ids)
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
@@ -210,9 +215,9 @@ class Requester:
             is_mended = self._pool.recheck_versions()
             if self._book.follows or (is_mended and self._book.are_not_the_runs(completion.versions)):
                 self.counts.discarded_tokens += len(completion.output_ids)
-                return empty_abort(completion.engine)
+                return empty_abort(completion.engine), is_ours
         draft.add(completion, spans)
-        return completion
+        return completion, is_ours
 
     def _spans(self, completion: Completion, floor: int | None) -> Sequence[VersionSpan]:
         num_tokens = len(completion.output_ids)
@@ -242,7 +247,7 @@ class Requester:
 
     async def _send(
         self, ticket: Ticket, input_ids: IntArray, params: Params, options: dict[str, Any]
-    ) -> Completion:
+    ) -> tuple[Completion, bool]:
         assignment = ticket.job.assignment
         stream, serial = ticket.job.stream, next(self._serial)
         rid = f"{stream}{assignment.group}.{assignment.attempt}-m{ticket.member}-{serial}"
@@ -251,22 +256,23 @@ class Requester:
         ticket.num_requests += 1
         self.counts.requests += 1
         ticket.job.rids[rid] = ticket.member
-        self._under_way.add(rid)
+        self._under_way[rid] = False
         self._settled.clear()
         if not ticket.job.sent:
             ticket.job.sent = True
             self._on_first_request(ticket.job)
         try:
-            return await self._pool.generate(
+            completion = await self._pool.generate(
                 rid=rid,
                 input_ids=input_ids,
                 sampling_params=params,
                 routing_key=ticket.routing_key,
                 options=options,
             )
+            return completion, self._under_way[rid]
         finally:
             ticket.job.rids.pop(rid, None)
-            self._under_way.discard(rid)
+            del self._under_way[rid]
             if not self._under_way:
                 self._settled.set()
 

@@ -39,6 +39,7 @@ from trainer_hook.messages import (
 
 logger = logging.getLogger(__name__)
 
+_RETRIES = "tries of an update"
 ENGINE_MODE = "retract"
 """The engines' own `abort` mode would end everybody's requests, so we end ours ourselves before the pause."""
 
@@ -113,10 +114,22 @@ class EngineUpdates(UpdateOrders):
     # --- publication ------------------------------------------------------------------------------
 
     async def _publish(self, message: PublishWeights) -> None:
-        """Publish, again if all engines are lost in the middle: one may be on its way to its next life."""
+        """Publish, again if all engines are lost in the middle: one may be on its way to its next life.
+
+        No request leaves between two tries: the next one would only abort it.
+        """
         if message.is_streamed:
             await self._publish_once(message)
             return
+        for gate in self._gates:
+            gate.hold(_RETRIES)
+        try:
+            await self._publish_patiently(message)
+        finally:
+            for gate in self._gates:
+                gate.release(_RETRIES)
+
+    async def _publish_patiently(self, message: PublishWeights) -> None:
 
         def again(error: ControlFailed) -> None:
             logger.warning("event=publish_again version=%d error=%s", message.version, error)
