@@ -61,16 +61,33 @@ def test_each_node_has_its_own_part_of_a_checkpoint(rig: MakeRig) -> None:
     with rig() as run, attach(run, 1, 2) as hook:
         seen = train(hook, 2)
         state = hook.state_dict(payload=True)
-    assert list(state) == ["node1"]
-    other: dict[str, Any] = {"node0": {"step": 7}}
+    assert list(state) == ["node1of2"]
+    other: dict[str, Any] = {"node0of2": {"step": 7}}
     with rig() as run, attach(run, 1, 2) as hook:
-        with pytest.raises(HookStateError, match=r"node 1 of 2, found \['node0'\]"):
+        with pytest.raises(HookStateError, match=r"node 1 of 2, and the state has the part of node 0"):
             hook.load_state_dict(other)
         hook.load_state_dict(other | state)
         with hook.update_weights():
             pass
         assert sorted(seen + train(hook, 4)) == rows_of_node(1, 2, 24)
         assert add_up(run.stop().counts)
+
+
+@pytest.mark.parametrize(
+    ("taken_with", "loaded_with", "text"),
+    [
+        (2, 1, "job of 2 nodes, and 1 run"),
+        (1, 2, "job of 1 node, and 2 run"),
+        (2, 3, "of 2 nodes, and 3 run"),
+    ],
+)
+def test_a_checkpoint_is_refused_by_another_number_of_nodes_in_one_sentence(
+    rig: MakeRig, taken_with: int, loaded_with: int, text: str
+) -> None:
+    with rig() as run, attach(run, 0, taken_with) as hook:
+        state = hook.state_dict()
+    with rig() as run, attach(run, 0, loaded_with) as hook, pytest.raises(HookStateError, match=text):
+        hook.load_state_dict(state)
 
 
 def test_a_rank_of_another_node_than_the_runs_is_refused_with_both_named(rig: MakeRig) -> None:

@@ -9,6 +9,7 @@ Invariant: all leases for copying end with the call, whatever happens in it.
 import base64
 import itertools
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,12 @@ class Checkpoints:
                 session.connection.post(m.StateCopied(snapshot=taken.snapshot, sequences=sequences))
         state: dict[str, Any] = msgspec.to_builtins(taken.state)
         state |= {KEPT: kept}
-        return state if self._num_nodes == 1 else {self._key: state}
+        return state if self._num_nodes == 1 else {_key(self._node, self._num_nodes): state}
 
     def load(self, state: dict[str, Any] | None) -> Any:
         """Give the run a state; where it stands then."""
-        if state is not None and self._num_nodes > 1:
-            state = self._part_of(state)
+        if state is not None:
+            state = _part_of(state, self._node, self._num_nodes)
         request: dict[str, Any] = {"state": state}
         if state is not None and KEPT in state:
             kept = state[KEPT]
@@ -90,20 +91,6 @@ class Checkpoints:
             if kept and self._leads and self._spool_dir:
                 request |= self._hand_over(kept)
         return self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, **request)
-
-    @property
-    def _key(self) -> str:
-        return f"node{self._node}"
-
-    def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
-        """This node's part of a state."""
-        if self._key not in state:
-            raise HookStateError(
-                f"a state must have the part of each node of the job; this is node {self._node} of "
-                f"{self._num_nodes}, found {sorted(state)}: save and load the state on every node"
-            )
-        part: dict[str, Any] = state[self._key]
-        return part
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -149,6 +136,37 @@ class Checkpoints:
             path.unlink(missing_ok=True)
             return {}
         return {"kept_path": str(path), "kept": entries}
+
+
+def _key(node: int, num_nodes: int) -> str:
+    """Of a node's part of a state, where the job has several."""
+    return f"node{node}of{num_nodes}"
+
+
+def _part_of(state: dict[str, Any], node: int, num_nodes: int) -> dict[str, Any]:
+    """A node's part of a state, which has the prompts of that node's shard.
+
+    Raises:
+        HookStateError: it is of a job with another number of nodes, or the part of another node.
+    """
+    parts = [match for key in state if (match := re.fullmatch(r"node(\d+)of(\d+)", key))]
+    sizes = sorted({int(match[2]) for match in parts}) or [1]
+    if num_nodes not in sizes:
+        nodes = "1 node" if sizes == [1] else f"{sizes[0]} nodes"
+        raise HookStateError(
+            "a checkpoint goes on with as many nodes as it was taken with, since each has its own prompts; "
+            f"this one is of a job of {nodes}, and {num_nodes} run: start as many nodes"
+        )
+    if num_nodes == 1:
+        return state
+    if _key(node, num_nodes) not in state:
+        found = ", ".join(sorted(match[1] for match in parts))
+        raise HookStateError(
+            f"each node loads its own part of a checkpoint; this is node {node} of {num_nodes}, and the "
+            f"state has the part of node {found}: load the file that this node saved"
+        )
+    part: dict[str, Any] = state[_key(node, num_nodes)]
+    return part
 
 
 def _copy(reader: RingReader, commit: m.Commit) -> tuple[list[KeptArray], bytes]:
