@@ -7,6 +7,7 @@ before, and did not start itself, are ended.
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Collection, Iterator
 
 import psutil
@@ -14,6 +15,7 @@ import psutil
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _MAX_ROUNDS = 10
+_ROUND_S = 0.5
 
 
 @contextlib.contextmanager
@@ -32,6 +34,19 @@ def adopted() -> Iterator[None]:
 def children() -> dict[int, psutil.Process]:
     """Children of this process by number."""
     return {process.pid: process for process in psutil.Process().children()}
+
+
+def kill_all_below(limit_s: float) -> None:
+    """Kill every descendant and wait for it, within the limit; for a process that is their subreaper."""
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        below = psutil.Process().children(recursive=True)
+        if not below:
+            return
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(below, timeout=_ROUND_S)
 
 
 def end_orphans(known: Collection[int], grace_s: float) -> int:

@@ -126,6 +126,8 @@ class Ending:
         """How the item ends that the worker was on; None: it is tried again."""
         if item is self.overdue:
             text = f"the reward ran longer than reward.timeout_s = {timeout_s:g} s; its worker was killed"
+            if (at := self.process.last_place()) is not None:
+                text += f"; it was at {at}"
             return RewardFailed(reason=FailureReason.TIMEOUT, text=text)
         if self.overdue is None:
             item.num_deaths += 1

@@ -1,4 +1,4 @@
-"""A reward worker as its runner sees it: started, fed, read, taken back from, killed.
+"""A reward worker, with its nurse, as its runner sees it: started, fed, read, taken back from, killed.
 
 The runner keeps the worker's end of the connection open too, so that it can take back what the worker has
 not begun: a slow reward never holds those behind it. That leaves no end-of-file to tell of a death, so `died`
@@ -7,13 +7,22 @@ asks the kernel.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+from fa_rollout.user_code.place import Place, innermost
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+"""Of faulthandler, the innermost first."""
+_MAX_WORDS = 1 << 16
+_PATIENCE_S = 6.0
+"""Longer than a nurse takes to end what is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,9 @@ class WorkerProcess:
         """
         self.channel, self._workers_end = wire.pair()
         self.channel.setblocking(False)
-        # A pipe of its own: whom the kernel signals at its closing is a property of the open file.
         lifeline, self._lifeline = os.pipe()
+        self._words = os.memfd_create("reward-words", os.MFD_CLOEXEC)
+        self._killed_s: float | None = None
         try:
             self._process = self._start(lifeline)
         except OSError:
@@ -48,12 +58,12 @@ class WorkerProcess:
         self.send(0, wire.dump(setup))
 
     def _start(self, lifeline: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "fa_rollout.rewards.worker"]
+        command = [sys.executable, "-m", "fa_rollout.rewards.nurse", "--words-fd", str(self._words)]
         command += ["--channel-fd", str(self._workers_end.fileno()), "--lifeline-fd", str(lifeline)]
         return subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._workers_end.fileno(), lifeline),
+            pass_fds=(self._workers_end.fileno(), lifeline, self._words),
             start_new_session=True,
         )
 
@@ -98,17 +108,32 @@ class WorkerProcess:
         return Death(f"signal {ended.si_status} ({name})", by_signal=True)
 
     def kill(self) -> None:
-        """End the worker's process group; `reaped` tells when it is gone."""
-        # Until it is reaped the number cannot belong to anybody else.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """End the worker and all that it started; `reaped` tells when it is gone."""
+        self._killed_s = time.monotonic()
+        self._signal(signal.SIGTERM)
 
     def reaped(self) -> bool:
         """Whether the killed worker is gone from the process table."""
-        return self._process.poll() is not None
+        if self._process.poll() is not None:
+            return True
+        if self._killed_s is not None and time.monotonic() > self._killed_s + _PATIENCE_S:
+            self._signal(signal.SIGKILL)  # the kernel then kills the worker
+        return False
+
+    def _signal(self, number: int) -> None:
+        # Until it is reaped the number cannot belong to anybody else.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def last_place(self) -> Place | None:
+        """Where the worker was when it was killed."""
+        words = os.pread(self._words, _MAX_WORDS, 0).decode(errors="replace")
+        frames = [Place(file, int(line), name) for file, line, name in _FRAME.findall(words)]
+        return innermost(reversed(frames))
 
     def close(self) -> None:
         """Close the connection; answers that were not read are lost."""
         self.channel.close()
         self._workers_end.close()
         os.close(self._lifeline)
+        os.close(self._words)

@@ -2,17 +2,14 @@
 
 In: `Setup`, then lists of samples, over an inherited socket. Out: `Ready` or `Refused`, then `Done` for each
 list, in order. It is no daemon in multiprocessing's sense: the function may use `signal.alarm`, start threads
-and open process pools. It never outlives its runner, and nor do its children that stay in its process group.
+and open process pools. Its nurse sees that neither it nor anything that it starts outlives the runner.
 """
 
-import argparse
 import faulthandler
-import fcntl
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 
 from fa_rollout import streams
@@ -23,22 +20,14 @@ from fa_rollout.rewards.function import RewardFunction, kind_of, load
 from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
-from shm.liveness import ParentWatch, wait_ended
 
 
-def main() -> None:
-    """Entry of `python -m fa_rollout.rewards.worker`."""
-    parser = argparse.ArgumentParser(prog="fa_rollout.rewards.worker")
-    for name in ("channel-fd", "lifeline-fd", "parent-pid"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    arguments = parser.parse_args()
+def main(channel_fd: int) -> None:
+    """Serve until the other end of the channel is closed."""
     streams.secure()
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for fd in (arguments.channel_fd, arguments.lifeline_fd):
-        os.set_inheritable(fd, False)
-    _die_with(arguments.parent_pid, arguments.lifeline_fd)
-    with socket.socket(fileno=arguments.channel_fd) as channel:
+    os.set_inheritable(channel_fd, False)
+    with socket.socket(fileno=channel_fd) as channel:
         _serve(channel)
 
 
@@ -81,31 +70,3 @@ def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:
     # The user's function may raise anything, timeouts that are no `Exception` too: a failed reward.
     except BaseException as error:
         return raised(error)
-
-
-def _die_with(parent_pid: int, lifeline_fd: int) -> None:
-    """Have this process group killed when the runner ends, however it ends, and never before.
-
-    Two watches, since each has a gap: the kernel's signal for the closing of the lifeline works while the
-    function holds the interpreter's lock, but not while a forked child of the runner holds the pipe open; the
-    thread on the runner's pidfd the other way round.
-    """
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
-    threading.Thread(target=_watch, args=(parent_pid,), daemon=True, name="parent-watch").start()
-
-
-def _watch(parent_pid: int) -> None:
-    watch = ParentWatch(parent_pid)
-    while not watch.has_ended():
-        if watch.pidfd is not None:
-            wait_ended(watch.pidfd, 10.0)
-        else:
-            time.sleep(0.2)
-    os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

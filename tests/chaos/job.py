@@ -180,7 +180,7 @@ class Job:
 PARTS = {
     "generator": "fa_rollout.generator",
     "hub": "fa_rollout.hub",
-    "reward worker": "fa_rollout.rewards.worker",
+    "reward worker": "fa_rollout.rewards.nurse",
     "rank": "tests.chaos.trainer",
     "agent": "tests.chaos.trainer",
 }

@@ -128,6 +128,29 @@ def _hang_with_a_child(sample: Sample) -> float:
     return _sleep(sample)
 
 
+def _start_a_daemon(sample: Sample) -> None:
+    """In a session of its own, without its parent, and with nothing of the worker's environment."""
+    command = ["/bin/sh", "-c", "sleep 600 >/dev/null & echo $!"]
+    shell = subprocess.run(command, start_new_session=True, env={}, stdout=subprocess.PIPE, check=True)
+    Path(sample.metadata["child"]).write_bytes(shell.stdout)
+
+
+def _hang_with_a_daemon(sample: Sample) -> float:
+    _start_a_daemon(sample)
+    return _sleep(sample)
+
+
+def _die_with_a_daemon(sample: Sample) -> float:
+    _start_a_daemon(sample)
+    os._exit(7)
+
+
+def _end_its_process_group(sample: Sample) -> float:
+    _start_a_daemon(sample)
+    os.killpg(0, signal.SIGKILL)
+    return 1.0
+
+
 def _raise(sample: Sample) -> float:
     raise KeyError("no such answer")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def test_a_reward_that_hangs_is_ended_with_its_worker_and_the_others_go_on(deed:
             outcomes = await runner.score([*QUICK, make_sample(9, do=deed, log=str(log)), *QUICK])
             assert values(outcomes) == [0, 1, 2, 3, FailureReason.TIMEOUT, 0, 1, 2, 3]
             assert "reward.timeout_s = 0.3 s" in failure(outcomes[4]).text
+            assert re.search(rf"it was at .*reward_functions.py:\d+ in _{deed}$", failure(outcomes[4]).text)
             (line,) = log.read_text().splitlines()
             assert not is_alive(int(line.split()[0]))
             statistics = runner.statistics()
@@ -74,10 +76,21 @@ def test_a_reward_that_hangs_is_ended_with_its_worker_and_the_others_go_on(deed:
     asyncio.run(run())
 
 
-def test_the_end_of_a_worker_is_the_end_of_the_processes_that_its_reward_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("hang_with_a_child", FailureReason.TIMEOUT),
+        ("hang_with_a_daemon", FailureReason.TIMEOUT),
+        ("die_with_a_daemon", FailureReason.WORKER_DIED),
+        ("end_its_process_group", FailureReason.WORKER_DIED),
+    ],
+)
+def test_the_end_of_a_worker_is_the_end_of_the_processes_that_its_reward_started(
+    deed: str, reason: FailureReason, tmp_path: Path
+) -> None:
     child = tmp_path / "child"
-    outcomes = score([make_sample(do="hang_with_a_child", child=str(child))], timeout_s=1.0)
-    assert values(outcomes) == [FailureReason.TIMEOUT]
+    outcomes = score([make_sample(do=deed, child=str(child))], timeout_s=1.0)
+    assert values(outcomes) == [reason]
     wait_until(lambda: not is_alive(int(child.read_text())), "the reward's own child is gone")
 
 
