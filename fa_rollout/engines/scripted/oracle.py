@@ -19,8 +19,8 @@ PERIOD = 16384
 KEY_TOKENS = 16
 """How many of the first prompt ids make a sequence's key."""
 EOS_ID = 1
-FIRST_ID = 2
-"""Ids below this never come up but for `EOS_ID` as a stop token."""
+FIRST_ID = 3
+"""Ids below it are special tokens of `tiny_model`; none comes up but `EOS_ID` at the end of an answer."""
 
 
 def sequence_key(prompt_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> int:
