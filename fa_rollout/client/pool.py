@@ -16,7 +16,7 @@ from fa_rollout.client.base.circuit import Circuit, Window
 from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.descriptors import allowed_connections
 from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRefused
-from fa_rollout.client.base.patience import Patience
+from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine import control
@@ -83,6 +83,8 @@ class EnginePool:
         self._known = {info.url: info for info in known}
         self._ends_pauses = ends_pauses
         self._clock = ActiveClock()
+        self.patience = Patience(self.policy.unavailable_timeout_s)
+        """With what is no request's fault."""
         self._background = Background()
         self._books = Books()
         self._calls: dict[str, Call] = {}
@@ -163,7 +165,7 @@ class EnginePool:
             retries=Retries(
                 policy=self.policy,
                 clock=self._clock,
-                patience=Patience(self.policy.unavailable_timeout_s),
+                patience=self.patience,
                 dispatcher=self._dispatcher,
                 recovery=self._recovery,
             ),
@@ -285,6 +287,17 @@ class EnginePool:
             del self._calls[rid]
             if not self._calls:
                 self._last_call_ended.set()
+
+    def bear(self, trouble: Trouble | None, text: str) -> Trouble:
+        """Count an answer that is of no use and is no fault of the request, as an abort without a token.
+
+        Args:
+            trouble: what the same request met before.
+
+        Raises:
+            RequestFailed, EngineUnavailable: as `generate` does, when nothing else comes for too long.
+        """
+        return self._sender.retries.bear(trouble, text)
 
     def _check(self, rid: str, input_ids: TokenIds) -> None:
         if not self._is_open:

@@ -68,6 +68,7 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
+        parts.pool.patience.on_change = lambda is_tried: self._sending.freeze("engines", is_frozen=is_tried)
         self._samples = SampleLog(config.run, name=run, incarnation=resume.incarnation, warn=self._warn)
         self._config = config
         self._dispatcher = Dispatcher(

@@ -36,7 +36,7 @@ from fa_rollout.slime.errand import Places
 from fa_rollout.slime.fast import EarlyStart, FastGenerate
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.runner import SlimeRunner
-from fa_rollout.slime.transport import MAX_STALLS, Transport
+from fa_rollout.slime.transport import Transport
 from fa_rollout.slime.upstream import Upstream
 from shm.ring import RingWriter
 from trainer_hook import messages as m
@@ -109,7 +109,7 @@ class SlimeGenerator:
             pool,
             book=self._book,
             gate=self._sending,
-            policy=PartialPolicy(resume=config.rollout.partial == "resume", max_stalls=MAX_STALLS),
+            policy=PartialPolicy(resume=config.rollout.partial == "resume"),
             seed=None,
             on_first_request=self._dispatcher.depart,
         )

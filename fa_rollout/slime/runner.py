@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_rollout.client.base.errors import ClientError
+from fa_rollout.client.base.errors import ClientError, EngineUnavailable
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection, FilterOutcome, RejectionBound, Verdict
 from fa_rollout.generator.base.error_text import tellable
@@ -117,12 +117,13 @@ class SlimeRunner:
         Raises:
             GroupRaised: something raised, and the run shall end.
             EndlessRejection: the filter has dropped too many groups in a row.
+            EngineUnavailable: no engine answers any more, whatever is asked.
         """
         payload = self._prompts.pop(job.assignment.group)
         try:
             async with deadline:
                 await self._carry(job, slot, payload)
-        except EndlessRejection:
+        except (EndlessRejection, EngineUnavailable):
             raise
         except UserCodeTimedOut as error:
             return Ending(outcome=Settlement.FAILED, reason=str(error))

@@ -97,3 +97,19 @@ def test_no_deadline_is_none_also_across_a_pause() -> None:
             await asyncio.sleep(0.02)
 
     asyncio.run(scenario())
+
+
+def test_time_in_which_a_gate_is_frozen_does_not_count_though_work_passes() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with gate.deadline(0.05):
+            gate.freeze("engines", is_frozen=True)
+            gate.hold("update")
+            gate.release("update")
+            await gate.passed()
+            await asyncio.sleep(0.1)
+            gate.freeze("engines", is_frozen=False)
+            await asyncio.sleep(10)
+
+    with pytest.raises(SampleFailed):
+        asyncio.run(asyncio.wait_for(scenario(), 5))

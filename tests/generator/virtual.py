@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from fa_rollout.client.base.errors import RequestRefused
+from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine.probe import EngineInfo
 from fa_rollout.client.wire.completion import Completion, empty_abort
@@ -144,6 +145,10 @@ class VirtualEngines:
             ),
         )
         self.capacity = 2 * capacity
+        self.patience = Patience(600.0)
+
+    def bear(self, trouble: Trouble | None, text: str) -> Trouble:
+        return self.patience.met(trouble, asyncio.get_running_loop().time())
 
     async def generate(self, *, rid: str, input_ids: Any, sampling_params: Any, **_: Any) -> Completion:
         flight = self.flights[rid] = Flight(rid, np.asarray(input_ids), sampling_params["max_new_tokens"])

@@ -9,6 +9,7 @@ gives it up. Time does, and who else was answered meanwhile says what is at faul
 | was refused, again and again | were answered | the request's |
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +32,7 @@ class Trouble:
     """The failures that one request has met, none of which is its own."""
 
     since_s: float
+    last_s: float
     num_answered: int
     """Requests that were answered before the first of them."""
     num_failures: int = 0
@@ -43,17 +45,28 @@ class Patience:
         self.limit_s = limit_s
         self._num_answered = 0
         self._answered_s = float("-inf")
+        self._is_tried = False
+        self.on_change: Callable[[bool], None] = lambda is_tried: None
+        """Told True by the first failure, and False by the next true answer."""
 
     def answered(self, now_s: float) -> None:
         """A request was answered truly."""
         self._num_answered += 1
         self._answered_s = now_s
+        if self._is_tried:
+            self._is_tried = False
+            self.on_change(False)
 
     def met(self, trouble: Trouble | None, now_s: float) -> Trouble:
         """A request met a failure that is not its own; `trouble` is what it met before."""
-        if trouble is None:
-            trouble = Trouble(since_s=now_s, num_answered=self._num_answered)
+        if not self._is_tried:
+            self._is_tried = True
+            self.on_change(True)
+        # One that was at work for so long in between was not refused all the time.
+        if trouble is None or now_s - trouble.last_s > max(_LEAST_S, self.limit_s / 2):
+            trouble = Trouble(since_s=now_s, last_s=now_s, num_answered=self._num_answered)
         trouble.num_failures += 1
+        trouble.last_s = now_s
         return trouble
 
     def blame(self, trouble: Trouble, now_s: float, *, is_suspect: bool) -> Blame:

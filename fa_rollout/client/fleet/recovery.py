@@ -261,12 +261,12 @@ class Recovery:
             self._background.spawn(self._bring_back(engine))
 
     def _give_up(self) -> None:
-        text = str(self.unavailable())
+        text = str(self.unavailable(""))
         self._dispatcher.refuse(lambda: EngineUnavailable(text))
 
-    def unavailable(self) -> EngineUnavailable:
-        """Patience has ended."""
-        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error}" for lane in self._lanes.values())
+    def unavailable(self, text: str) -> EngineUnavailable:
+        """Patience has ended; `text`: what befell the request that ended it."""
+        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error or text}" for lane in self._lanes.values())
         return EngineUnavailable(
             f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
         )

@@ -21,7 +21,7 @@ from fa_rollout.client.base.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from fa_rollout.client.base.patience import Blame, Patience
+from fa_rollout.client.base.patience import Blame, Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy, backoff_s
 from fa_rollout.client.engine.endpoints import HttpFailure
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
@@ -66,12 +66,12 @@ class Retries:
             if call.num_silent >= self.policy.max_attempts:
                 raise RequestTimedOut(text) from failure
             return backoff_s(self.policy, kind, call.num_silent, random.random())
-        self._bear(call, failure, text)
+        is_suspect = failure.status == _SUSPECT
+        call.trouble = self.bear(call.trouble, text, is_suspect=is_suspect)
         delay_s = backoff_s(self.policy, kind, call.num_failures, random.random())
-        has_other = bool(
-            self.dispatcher.others(frozenset({lane}))
-        )  # one that asked for rest gets it by its window
-        return delay_s if has_other else max(delay_s, self.asked_for_s(failure))
+        if self.dispatcher.others(frozenset({lane})):
+            return delay_s  # the engine that asked to be left alone is, by its window
+        return max(delay_s, self.asked_for_s(failure))
 
     def _try_elsewhere(self, call: Call, failure: HttpFailure, text: str) -> None:
         """Raise unless an untrue answer is worth another try."""
@@ -83,16 +83,20 @@ class Retries:
             kind = InvalidReply if failure.status is None else RequestRefused
             raise kind(text) from failure
 
-    def _bear(self, call: Call, failure: HttpFailure, text: str) -> None:
-        """Raise when a condition of the servers has been borne for too long."""
+    def bear(self, trouble: Trouble | None, text: str, *, is_suspect: bool = False) -> Trouble:
+        """What a request has met by now, one more failure included that is not its own.
+
+        Raises:
+            EngineUnavailable, RequestFailed: that has been borne for too long.
+        """
         now_s = self.clock.now()
-        call.trouble = self.patience.met(call.trouble, now_s)
-        blame = self.patience.blame(call.trouble, now_s, is_suspect=failure.status == _SUSPECT)
+        trouble = self.patience.met(trouble, now_s)
+        blame = self.patience.blame(trouble, now_s, is_suspect=is_suspect)
         if blame is Blame.SERVER:
-            raise self.recovery.unavailable() from failure
+            raise self.recovery.unavailable(text)
         if blame is Blame.REQUEST:
-            text = f"{text}; others were answered meanwhile"
-            raise RequestFailed(text) from failure
+            raise RequestFailed(f"{text}; others were answered meanwhile")
+        return trouble
 
     def asked_for_s(self, failure: HttpFailure) -> float:
         """How long the server asked to be left alone, within reason."""

@@ -1,7 +1,7 @@
 """A gate with named holds: work passes while nobody holds it.
 
-Invariant: the time that a gate stands closed never counts against a deadline that was taken from it, for a
-long block by an engine that someone paused is no failure of the request.
+Invariant: the time that a gate stands closed or frozen never counts against a deadline that was taken from
+it, for a long block by an engine that someone paused, or that answers nobody, is no failure of the request.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ class Gate:
         self._left_s: dict[asyncio.Timeout, float] = {}
         """What is left of each deadline, while the gate is closed."""
         self._clocks: set[asyncio.Timeout] = set()
+        self._frozen: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -35,10 +36,8 @@ class Gate:
     def hold(self, reason: str) -> None:
         """Close for this reason; idempotent."""
         self._holds.add(reason)
-        if self._opened.is_set():
-            self._opened.clear()
-            for clock in self._clocks:
-                self._stop(clock)
+        self._opened.clear()
+        self._stop_all()
 
     def release(self, reason: str) -> None:
         """Take this reason back; idempotent."""
@@ -46,11 +45,29 @@ class Gate:
         if self._holds or self._opened.is_set():
             return
         self._opened.set()
+        self._go_on()
+        self._on_open()
+
+    def freeze(self, reason: str, *, is_frozen: bool) -> None:
+        """Deadlines stand still though work passes: what it is passed to works for nobody; idempotent."""
+        if is_frozen:
+            self._frozen.add(reason)
+            self._stop_all()
+        else:
+            self._frozen.discard(reason)
+            self._go_on()
+
+    @property
+    def _stands_still(self) -> bool:
+        return bool(self._holds or self._frozen)
+
+    def _go_on(self) -> None:
+        if self._stands_still:
+            return
         now = asyncio.get_running_loop().time()
         for clock, left_s in self._left_s.items():
             clock.reschedule(now + left_s)
         self._left_s.clear()
-        self._on_open()
 
     async def passed(self) -> None:
         """Return once it is open."""
@@ -68,7 +85,7 @@ class Gate:
         try:
             async with clock:
                 self._clocks.add(clock)
-                if self._holds:
+                if self._stands_still:
                     self._stop(clock)
                 yield
         except TimeoutError:
@@ -78,6 +95,10 @@ class Gate:
         finally:
             self._clocks.discard(clock)
             self._left_s.pop(clock, None)
+
+    def _stop_all(self) -> None:
+        for clock in self._clocks:
+            self._stop(clock)
 
     def _stop(self, clock: asyncio.Timeout) -> None:
         when = clock.when()

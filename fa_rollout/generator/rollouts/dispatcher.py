@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 
+from fa_rollout.client.base.errors import EngineUnavailable
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.base.error_text import tellable, traced
@@ -201,12 +202,12 @@ class Dispatcher:
         """One group to its end; None when it is committed.
 
         Raises:
-            ConfigError, EndlessRejection, RewardWorkersLost: the whole run cannot go on.
+            ConfigError, EndlessRejection, EngineUnavailable, RewardWorkersLost: the whole run cannot go on.
         """
         assert self._runner is not None
         try:
             return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
-        except (ConfigError, EndlessRejection, RewardWorkersLost):
+        except (ConfigError, EndlessRejection, EngineUnavailable, RewardWorkersLost):
             raise  # no group can become a record any more
         except Exception as error:  # a mistake of ours ends its group, not the run
             logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 
-from fa_rollout.client.base.errors import ClientError
+from fa_rollout.client.base.errors import ClientError, EngineUnavailable
 from fa_rollout.config import Config
 from fa_rollout.data.chat import PromptError
 from fa_rollout.data.prompts import PromptSource
@@ -67,6 +67,7 @@ class GroupRunner:
 
         Raises:
             EndlessRejection: the filter has rejected too many groups in a row.
+            EngineUnavailable: no engine answers any more, whatever is asked.
         """
         job.started_s = time.monotonic()
         executions: Executions = []
@@ -88,6 +89,8 @@ class GroupRunner:
             record = self._record(job, row, samples, scores)
             await self._outbox.put(record)
             self._log.write(job, COMMITTED, samples)
+        except EngineUnavailable:
+            raise  # no group is to blame
         except (SampleFailed, UserCodeFailed, ClientError, PromptError, RecordTooLarge) as error:
             return _ending(Settlement.FAILED, reason_of(error), executions)
         return None

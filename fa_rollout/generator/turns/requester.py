@@ -9,7 +9,7 @@ Answers that no engine can continue (see `can_be_continued`) are restarted under
 is over is kept, under either.
 
 Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
-is charged to no sample, yet a sample that makes no progress is given up in the end.
+is charged to no sample. One that brings no token is borne as long as a dead engine.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fa_rollout.client.base.patience import Trouble
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.generator.base.errors import SampleFailed
@@ -42,11 +43,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialPolicy:
-    """What becomes of an aborted answer, and when a sample is given up."""
+    """What becomes of an aborted answer, and when a sample that began anew again and again is given up."""
 
     resume: bool
-    max_stalls: int = 12
-    """Aborts without a single token, in a row."""
     max_restarts: int = 12
     """New beginnings of one turn under `restart`."""
     backoff_base_s: float = 0.02
@@ -137,13 +136,14 @@ class Requester:
             draft: where the answer grows; what it has already is continued.
 
         Raises:
-            SampleFailed: aborted again and again, or the parameters ask for more than one answer.
+            SampleFailed: begun anew again and again, or the parameters ask for more than one answer.
             RequestFailed, EngineUnavailable: as the pool raises them.
         """
         draft = Draft(options=options or {}) if draft is None else draft
         if (reason := refusal(params)) is not None:
             raise SampleFailed(reason)
         num_stalls = num_restarts = 0
+        trouble: Trouble | None = None
         params = self._within_context(params, len(input_ids))
         resumes = self._policy.resume and can_be_continued(params, {**ticket.options, **draft.options})
         end = self._ends.find(draft.output_ids, params)
@@ -151,15 +151,17 @@ class Requester:
             if draft.num_tokens and not resumes:
                 num_restarts += 1
                 self._restart(draft)
-            self._check_progress(num_stalls, num_restarts)
+            self._check_progress(num_restarts)
             if num_stalls:
                 await asyncio.sleep(self._policy.backoff_s(num_stalls))
             completion, is_ours = await self._request(ticket, input_ids, params, draft)
             end = self._end(draft, completion, params)
             if completion.finish == FinishReason.ABORT:
                 self.counts.aborts += 1
-                if not is_ours:  # what we abort says nothing of the engines
-                    num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+                if is_ours:
+                    continue  # what we abort says nothing of the engines
+                num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
+                trouble = self._borne(trouble, num_stalls)
         if end.num_tokens < draft.num_tokens:
             self.counts.discarded_tokens += draft.num_tokens - end.num_tokens
             draft.cut(end.num_tokens)
@@ -281,9 +283,14 @@ class Requester:
         self.counts.discarded_tokens += draft.num_tokens
         draft.clear()
 
-    def _check_progress(self, num_stalls: int, num_restarts: int) -> None:
-        if num_stalls >= self._policy.max_stalls:
-            raise SampleFailed(f"no progress: aborted {num_stalls} times in a row without a token")
+    def _borne(self, trouble: Trouble | None, num_stalls: int) -> Trouble | None:
+        """What is left of trouble after an abort that nobody asked for, the last of so many without a token."""
+        if not num_stalls:
+            return None
+        text = f"no progress: aborted {num_stalls} times in a row without a token"
+        return self._pool.bear(trouble, text)
+
+    def _check_progress(self, num_restarts: int) -> None:
         if num_restarts >= self._policy.max_restarts:
             raise SampleFailed(
                 f"no progress: started {num_restarts} times and aborted each time: answers take longer than "
