@@ -75,8 +75,8 @@ def test_a_group_fails_as_a_whole_when_one_of_its_samples_cannot_be_made(tmp_pat
         hub.wait_for(m.GeneratorReady)
         rules = [Rule(prompt_start=prompt_ids(7).tolist(), status=400, body='{"error":{"message":"no"}}')]
         for group, corrupt in damage.items():
-            # One of the two samples is damaged, the other takes its time.
-            rules.append(Rule(prompt_start=prompt_ids(group).tolist(), times=1, corrupt=corrupt))
+            # One of the two samples is damaged, and so is its second try; the other takes its time.
+            rules.append(Rule(prompt_start=prompt_ids(group).tolist(), every=2, times=2, corrupt=corrupt))
             rules.append(Rule(prompt_start=prompt_ids(group).tolist(), delay_s=0.5))
         play(rules=rules)
         hub.issue(*range(12))
