@@ -284,7 +284,7 @@ class Requester:
         draft.clear()
 
     def _borne(self, trouble: Trouble | None, num_stalls: int) -> Trouble | None:
-        """What is left of trouble after an abort that nobody asked for, the last of so many without a token."""
+        """The trouble after an abort that nobody asked for, the last of so many without a token."""
         if not num_stalls:
             return None
         text = f"no progress: aborted {num_stalls} times in a row without a token"
