@@ -43,6 +43,10 @@ class WeightUpdateFailed(HookError, RuntimeError):
     """The engines did not take the new weights; they go on with the version that they had."""
 
 
+class WeightsMismatch(HookError, ValueError):
+    """Weights that are not those of the engines' model; nothing was sent, the version stays what it was."""
+
+
 class EvaluationFailed(HookError, ValueError):
     """An evaluation whose data set or settings cannot be used, or that the run's end cut short."""
 

@@ -149,7 +149,7 @@ class TrainerHook:
             timeout_s=self._session.wait_timeout_s,
         )
         self._stepping.nodes = nodes
-        self._updating.pusher.spans_nodes = True
+        self._updating.pusher.nodes = nodes
         if attached.welcome.shares_engines:
             leads = attached.welcome.node == 0
             sharing = Sharing(self._session, nodes, leads=leads, speaks=attached.leads)

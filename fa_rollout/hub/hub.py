@@ -11,6 +11,7 @@ Invariant: after each event `advance` leaves nothing to do: all credits are issu
 is closed, every free byte of the ring is announced.
 """
 
+import os
 import secrets
 import time
 from pathlib import Path
@@ -66,6 +67,7 @@ class Hub:
                 world=world,
                 directory=weights_dir,
                 lease_s=config.trainer.pause_lease_s,
+                model=config.engine.model and os.path.abspath(config.engine.model),
                 to_rank=outbox.to_rank,
                 to_generator=outbox.to_generator,
             ),

@@ -15,6 +15,7 @@ from fa_rollout.client import Completion, ControlFailed, EnginePool
 from fa_rollout.client.engine.control import IN_PIECES
 from tests.conformance.conformance_kit import Http, Target, ask, assert_sampled_by, under_way
 from trainer_hook.messages import JoinGroup, TakeBroadcast
+from trainer_hook.model.fit import fitting
 from trainer_hook.weights.gathering import Gathering, on_host
 from trainer_hook.weights.update_group import UpdateGroup, serve_store
 
@@ -23,7 +24,7 @@ Bucket = dict[str, torch.Tensor]
 
 
 def buckets_of(model: Any) -> list[Bucket]:
-    weights = Gathering(model, BUCKET_BYTES)
+    weights = Gathering(fitting(model, None, partial=False), BUCKET_BYTES)
     assert weights.num_buckets > 2
     return list(weights.buckets(on_host))
 

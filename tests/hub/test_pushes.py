@@ -1,20 +1,24 @@
 """Pushes without files, from the hook through hub and generator to an engine, and what goes wrong there."""
 
 import base64
+import json
 import pickle
 import threading
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fa_rollout.client.engine.control import IN_PIECES
 from fa_rollout.engines.scripted import Rule, ScriptedEngine
 from tests.hub.rig import WITH_SPARE, Rig
 from trainer_hook import TrainerHook
-from trainer_hook.errors import WeightUpdateFailed
+from trainer_hook.errors import WeightsMismatch, WeightUpdateFailed
+from trainer_hook.model.index import ModelIndex
 
 MakeRig = Callable[..., Rig]
 
@@ -59,6 +63,15 @@ def push(_: int, hook: TrainerHook) -> int:
     with hook.update_weights() as update:
         update.push(STATE)
     return hook.version
+
+
+def relabel(engine: ScriptedEngine, label: str) -> None:
+    """As somebody else might."""
+    body = json.dumps({"new_version": label}).encode()
+    request = urllib.request.Request(f"{engine.url}/update_weight_version", data=body)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        assert answer.status == 200
 
 
 def labels(engine: ScriptedEngine) -> list[str]:
@@ -140,14 +153,18 @@ def test_a_rank_that_raises_ends_the_stage_that_the_leader_waits_for(
         engine.configure(rules=[Rule(path=TENSORS, delay_s=600.0, times=1)])
         is_under_way = threading.Event()
 
+        class Broken(torch.Tensor):
+            def full_tensor(self) -> torch.Tensor:
+                run.until(lambda: len(engine.requests(TENSORS)) == 1)
+                is_under_way.set()
+                raise KeyError("a bug of the trainer's")
+
+        broken = {name: tensor.as_subclass(Broken) for name, tensor in STATE.items()}
+
         def work(rank: int, hook: TrainerHook) -> int:
             try:
                 with hook.update_weights() as update:
-                    if rank == 1:
-                        run.until(lambda: len(engine.requests(TENSORS)) == 1)
-                        is_under_way.set()
-                        raise KeyError("a bug of the trainer's")
-                    update.push(STATE)
+                    update.push(broken if rank == 1 else STATE)
             except KeyError:
                 return -1
             return 0
@@ -184,3 +201,50 @@ def test_ranks_that_catch_a_failed_push_may_push_files_in_the_same_block(
 def train_a_step(hook: TrainerHook) -> int:
     with hook.next_batch() as batch:
         return batch.step
+
+
+@pytest.mark.parametrize("via", ["tensor", "disk"])
+def test_weights_that_do_not_fit_on_one_rank_are_sent_by_none(
+    rig: MakeRig, engine: ScriptedEngine, tmp_path: Path, via: str
+) -> None:
+    save_file(STATE, tmp_path / "model.safetensors")
+    short = STATE | {"weight3": torch.zeros(999)}
+
+    def work(rank: int, hook: TrainerHook) -> object:
+        with pytest.raises(WeightsMismatch, match=r"weight3 \[999\]"), hook.update_weights() as update:
+            update.push(short if rank == 1 else STATE, via=via)
+        with pytest.raises(WeightsMismatch, match="missing"), hook.update_weights() as update:
+            update.push({"weight3": STATE["weight3"]}, via=via)
+        assert hook.version == 0
+        with hook.update_weights() as update:
+            update.push({"weight3": STATE["weight3"] * 2}, via=via, partial=True)
+        return hook.version
+
+    with rig(trainer=BY_TENSOR, engine={"model": str(tmp_path)}) as run:
+        assert on_both_ranks(run, work) == [1, 1]
+        if via == "tensor":
+            assert [list(bucket) for bucket in taken(engine)] == [["weight3"]]
+        else:
+            (load,) = engine.requests("/update_weights_from_disk")
+            index = ModelIndex.read(Path(load.body["model_path"]))
+            assert index.kinds.keys() == STATE.keys()
+
+
+def test_a_part_waits_for_all_weights_where_an_engine_does_not_hold_the_version_before(
+    rig: MakeRig, engine: ScriptedEngine
+) -> None:
+    part = {"weight3": STATE["weight3"]}
+
+    def work(_: int, hook: TrainerHook) -> int:
+        with pytest.raises(WeightUpdateFailed, match="all weights"), hook.update_weights() as update:
+            update.push(part, partial=True)
+        with hook.update_weights() as update:
+            update.push(STATE)
+        with hook.update_weights() as update:
+            update.push(part, partial=True)
+        return hook.version
+
+    with rig(trainer=BY_TENSOR) as run:
+        run.until(lambda: engine.state()["weight_version"].endswith(":0"))
+        relabel(engine, "somebody's")
+        assert len(set(on_both_ranks(run, work))) == 1

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,12 @@ from torch import nn
 
 from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
-from trainer_hook.weights.publish import publish
+from trainer_hook.model.fit import fitting
+from trainer_hook.weights import publish as publishing
+
+
+def publish(source: Any, folder: Path, **options: Any) -> list[Path]:
+    return publishing.publish(fitting(source, None, partial=False), folder, **options)
 
 
 class Tied(nn.Module):
@@ -192,6 +198,7 @@ from torch.distributed.fsdp import fully_shard
 from tests.disk import disk_of
 from trainer_hook.errors import PublishFailed
 from trainer_hook.weights.gathering import Gathering, on_host
+from trainer_hook.model.fit import fitting
 from trainer_hook.weights.publish import publish
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -204,12 +211,13 @@ if rank == 0:
 mesh = torch.distributed.init_device_mesh("cpu", (2,))
 fully_shard(model, mesh=mesh)
 (folder / "weights").mkdir(exist_ok=True)
-publish(model, folder / "weights", write=rank == 0, max_file_bytes=100)
+pieces = fitting(model, None, partial=False)
+publish(pieces, folder / "weights", write=rank == 0, max_file_bytes=100)
 try:
-    publish(model, folder / "missing", write=rank == 0, max_file_bytes=100)
+    publish(pieces, folder / "missing", write=rank == 0, max_file_bytes=100)
 except PublishFailed:
     assert rank == 0
-weights = Gathering(model, 100)
+weights = Gathering(pieces, 100)
 if rank:
     weights.attend()
 else:
@@ -239,3 +247,19 @@ def test_sharded_weights_are_gathered_by_all_ranks_also_when_the_writer_fails(tm
     expected = torch.load(tmp_path / "expected")
     del expected["2.weight"]
     assert_same(sorted((tmp_path / "weights").iterdir()), expected)
+
+
+def test_a_part_is_completed_by_the_weights_of_another_folder(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in "123")
+    whole = version(first)
+    publish(whole, first)
+    part = {"moving0": torch.full((10,), 7.0)}
+    for folder, base in ((second, first), (third, second)):
+        folder.mkdir()
+        files = publish(part, folder, rest=base, max_file_bytes=100)
+        assert_same(files, whole | part)
+        assert files_in(folder).keys() == whole.keys()
+        assert files_in(folder / "changed").keys() == part.keys()
+    assert any(path.stat().st_nlink > 1 for path in third.glob("kept-*"))
+    with pytest.raises(PublishFailed, match="completed"):
+        publish(part, third, rest=tmp_path / "nowhere")

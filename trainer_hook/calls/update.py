@@ -31,6 +31,7 @@ class WeightUpdate:
         self._pause_engines = pause_engines
         self._is_open = True
         self._pushed = Pushed()
+        self._is_partial = False
         self.version: int = begun.version
         """The version that this update publishes."""
         self.path = Path(begun.path)
@@ -38,10 +39,20 @@ class WeightUpdate:
         self.is_leader: bool = begun.leader
         """Whether this rank writes files and speaks for the others."""
 
-    def push(self, source: Any, *, via: str | None = None, bucket_bytes: int | None = None) -> None:
+    def push(
+        self,
+        source: Any,
+        *,
+        via: str | None = None,
+        bucket_bytes: int | None = None,
+        partial: bool = False,
+    ) -> None:
         """Hand over the weights of a model or a state dict; the leader sends them to the engines.
 
         Every rank calls it, since sharded (FSDP2) weights are gathered by all of them, bucket by bucket.
+        Names, shapes and types are compared with the files of the engines' model before anything is sent: an
+        engine reports success whatever it is given. A transformers model is sent by the names of its files, a
+        PEFT model with its LoRA layers merged.
 
         | via | how | engines stand still |
         |---|---|---|
@@ -53,21 +64,33 @@ class WeightUpdate:
         until it has the current ones: from the files, or, where there are none, by the next update.
 
         Args:
-            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2), a mapping of names to tensors, or the
-                path of a folder where the leader has written safetensors files itself. A folder other than
+            source: `torch.nn.Module` (plain, compiled, DDP, FSDP2, PEFT), a mapping of names to tensors, or
+                the path of a folder where the leader has written safetensors files itself. One other than
                 `path` stays yours, and must stay until the next version is published.
             via: None: as `trainer.publish` says.
             bucket_bytes: None: as `trainer.bucket_bytes` says.
+            partial: these are some of the weights; engines keep the others. By files, the others are added
+                from the version before.
 
         Raises:
+            WeightsMismatch: they are not the weights of the engines' model, on every rank; nothing was sent.
             PublishFailed: the leader could not write files.
             WeightUpdateFailed: no engine took the weights, in several tries.
         """
         self._must_be_open("push")
-        if isinstance(source, str | Path):
-            self._pushed = Pushed(path=Path(source).resolve())
+        if (partial or self._is_partial) and self._pushed != Pushed():
+            raise HookStateError("a partial push must be the only one of its update: push one mapping of all")
+        if not isinstance(source, str | Path):
+            self._pushed = self._pusher.push(
+                source, self._begun, via=via, bucket_bytes=bucket_bytes, partial=partial
+            )
+            self._is_partial = partial
             return
-        self._pushed = self._pusher.push(source, self._begun, via=via, bucket_bytes=bucket_bytes)
+        if partial:
+            raise ValueError("a folder that is pushed must hold all weights, since engines may load it anew")
+        folder = Path(source).resolve()
+        self._pusher.check_folder(folder, self._begun)
+        self._pushed = Pushed(path=folder)
 
     def pause(self) -> None:
         """Have the engines stand still until the block ends, to push by hand; the leader's call does it.

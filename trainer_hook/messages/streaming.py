@@ -34,6 +34,8 @@ class OpenStream(_Stage):
     """
 
     via: Via
+    partial: bool = False
+    """Weights that are not sent stay: engines that do not hold the version before cannot take part."""
 
 
 class Audience(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,12 @@ class UpdateBegun(Message):
     leader: bool
     base: str | None = None
     """Folder of the files of the version published last, where the engines hold just these."""
+    model: str | None = None
+    """Folder of the engines' model, where it is known."""
+    rest: str | None = None
+    """Folder of the weights that a partial push by files is completed by; None: no file holds them."""
+    must_be_whole: bool = False
+    """Engines lack the weights that a partial push would leave as they are."""
 
 
 class UpdateDone(Message):

@@ -33,6 +33,8 @@ class Attached:
     """The rank, in words."""
     leads: bool = True
     """It is the first of its hub's ranks."""
+    is_alone: bool = False
+    """It is the only one."""
 
 
 def attach(
@@ -73,8 +75,14 @@ def attach(
         raise
     of_peers = f", peer {peer} of {num_peers}" if num_peers > 1 else ""
     name = f"rank {hello.dp_rank} of {hello.dp_size}{of_peers}"
-    leads = hello.dp_rank == hello.peer == 0
-    return Attached(channel=channel, welcome=welcome, segment=segment, name=name, leads=leads)
+    return Attached(
+        channel=channel,
+        welcome=welcome,
+        segment=segment,
+        name=name,
+        leads=hello.dp_rank == hello.peer == 0,
+        is_alone=hello.dp_size == hello.num_peers == 1,
+    )
 
 
 def _place(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -37,6 +37,8 @@ class Session:
     def __init__(self, attached: Attached) -> None:
         welcome = attached.welcome
         self.name = attached.name
+        self.is_alone = attached.is_alone
+        """No other rank is in this run."""
         self.connection = Connection(attached.channel)
         self.columns = columns_of(welcome.columns)
         """Of this run's records."""

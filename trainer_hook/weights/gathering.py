@@ -1,37 +1,35 @@
 """The weights of a model, whole, in buckets of bounded size.
 
-In: a module (plain, compiled, wrapped by DDP, sharded by FSDP2) or a mapping of names to tensors. Out: the
-tensors by the names that engines know, a bucket at a time.
+In: pieces of a model. Out: its tensors by the names that engines know, a bucket at a time.
 
 Invariants: never more than one bucket of whole tensors is made before it is asked for; every rank takes part
 in every gathering collective, in the same order.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from trainer_hook.model.parts import is_sharded
+from trainer_hook.model.pieces import Piece
 
 if TYPE_CHECKING:
     import torch
-
-_INNER_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing of single layers put into the names of weights."""
 
 
 class Gathering:
     """The weights of one source, to be gone through any number of times."""
 
-    def __init__(self, source: Any, bucket_bytes: int) -> None:
-        """A tensor larger than a bucket is one by itself. Raises TypeError where `source` has no tensors."""
-        self._tensors = named_tensors(source)
-        sizes = {name: num_bytes(tensor) for name, tensor in self._tensors.items()}
-        self._plan = _plan(sizes, bucket_bytes)
-        self.num_buckets = len(self._plan)
-        self.sizes: Mapping[str, int] = sizes
+    def __init__(self, pieces: Sequence[Piece], bucket_bytes: int) -> None:
+        """A tensor larger than a bucket is one by itself."""
+        self._pieces = pieces
+        self.sizes = {name: size for piece in pieces for name, size in _sizes(piece).items()}
+        self._firsts = _firsts(self.sizes, bucket_bytes)
+        self.num_buckets = len(self._firsts) + 1
 
     @property
     def device(self) -> "torch.device":
         """Where the first tensor is."""
-        return next(iter(self._tensors.values())).device
+        return self._pieces[0].parts[0].sources[0].device
 
     def buckets(
         self, place: "Callable[[torch.Tensor], torch.Tensor]", *, wanted: Callable[[], bool] = lambda: True
@@ -40,22 +38,30 @@ class Gathering:
 
         All ranks must go through all of it. Once tensors are not `wanted` any more, buckets come empty.
         """
-        import torch
-
-        for names in self._plan:
-            bucket = {}
-            with torch.no_grad():
-                for name in names:
-                    whole = _gathered(self._tensors[name])
-                    if wanted():
-                        bucket[name] = place(whole.detach())
-                    del whole
-            yield bucket
+        bucket: dict[str, torch.Tensor] = {}
+        for piece in self._pieces:
+            made = _made(piece, wanted=wanted)
+            for name in _sizes(piece):
+                if name in self._firsts:
+                    yield bucket
+                    bucket = {}
+                if name in made:
+                    bucket[name] = place(made.pop(name).detach())
+        yield bucket
 
     def attend(self) -> None:
         """Take part in the gathering, on ranks that need no whole tensor."""
         for _ in self.buckets(lambda tensor: tensor, wanted=lambda: False):
             pass
+
+
+def _made(piece: Piece, *, wanted: Callable[[], bool]) -> "dict[str, torch.Tensor]":
+    """The weights of a piece, whole; none where they are not wanted, though its parts are gathered."""
+    import torch
+
+    with torch.no_grad():
+        wholes = [_gathered(tensor) for part in piece.parts for tensor in part.sources]
+        return piece.make(wholes) if wanted() else {}
 
 
 def num_bytes(tensor: "torch.Tensor") -> int:
@@ -69,74 +75,27 @@ def on_host(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor if owns_storage else tensor.clone()
 
 
-def named_tensors(source: Any) -> "dict[str, torch.Tensor]":
-    """Names as engines know them and the tensors, tied ones once. Raises TypeError where there are none."""
-    import torch
-
-    if isinstance(source, torch.nn.Module):
-        source = _unwrapped(source).state_dict(keep_vars=True)
-    if not isinstance(source, Mapping):
-        raise TypeError(
-            "weights must be a torch.nn.Module or a mapping of names to tensors; "
-            f"found {type(source).__name__}"
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    seen = set()
-    for name, value in source.items():
-        if name.endswith("_extra_state"):
-            continue
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"every weight must be a tensor; found {type(value).__name__} under {name!r}")
-        if (key := _identity(value)) not in seen:
-            seen.add(key)
-            tensors[_plain_name(name)] = value
-    if not tensors:
-        raise TypeError("a model must have at least one tensor; found none: is this an empty state dict?")
-    return tensors
-
-
-def _unwrapped(module: "torch.nn.Module") -> "torch.nn.Module":
-    from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-    while True:
-        if isinstance(module, DistributedDataParallel | DataParallel):
-            module = module.module
-        elif "_orig_mod" in module._modules:  # the wrapper that torch.compile returns
-            module = module._orig_mod  # type: ignore[assignment]
-        else:
-            return module
-
-
-def _plain_name(name: str) -> str:
-    for wrapper in _INNER_WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def _identity(tensor: "torch.Tensor") -> object:
-    """Equal for two names of the same weight. A sharded tensor, or one without storage, is only itself."""
-    if _is_sharded(tensor) or tensor.is_meta or tensor.numel() == 0:
-        return id(tensor)
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
-def _is_sharded(tensor: "torch.Tensor") -> bool:
-    return hasattr(tensor, "full_tensor")
-
-
 def _gathered(tensor: "torch.Tensor") -> "torch.Tensor":
     """A DTensor made whole (a collective: all its ranks must call it); any other tensor as it is."""
-    return tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def _plan(sizes: Mapping[str, int], bucket_bytes: int) -> list[list[str]]:
-    """Names by bucket, in their order."""
-    buckets: list[list[str]] = [[]]
-    room = bucket_bytes
+def _sizes(piece: Piece) -> dict[str, int]:
+    """Of what it sends, by name."""
+    return {
+        sent: num_bytes(tensor)
+        for name, tensor in piece.outputs.items()
+        for sent in piece.sent_as.get(name, (name,))
+    }
+
+
+def _firsts(sizes: Mapping[str, int], bucket_bytes: int) -> set[str]:
+    """Names that begin a bucket, but the very first."""
+    firsts: set[str] = set()
+    held = 0
     for name, size in sizes.items():
-        if size > room and buckets[-1]:
-            buckets.append([])
-            room = bucket_bytes
-        buckets[-1].append(name)
-        room -= size
-    return buckets
+        if held and held + size > bucket_bytes:
+            firsts.add(name)
+            held = 0
+        held += size
+    return firsts

@@ -1,50 +1,56 @@
-"""Weights to files: a model or its state dict becomes safetensors that an engine loads from a folder.
+"""Weights to files: the pieces of a model become safetensors that an engine loads from a folder.
 
-In: what `gathering` takes. Out: `model.safetensors`, or numbered files and an index, named as transformers
+In: pieces. Out: `model.safetensors`, or numbered files and an index, named as transformers
 names them; beside them the folder `changed` where some weights are those of the version before.
 
 Invariants: never more than one file's worth of gathered tensors is held; every rank takes part in every
 gathering collective, also when the writer has failed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from trainer_hook.model.pieces import Piece
 from trainer_hook.weights.gathering import Gathering, on_host
+from trainer_hook.weights.weight_base import WeightBase
 from trainer_hook.weights.weight_files import WeightFiles
 
 MAX_FILE_BYTES = 512 << 20
 
 
 def publish(
-    source: Any,
+    pieces: Sequence[Piece],
     folder: str | Path,
     *,
     write: bool = True,
     max_file_bytes: int = MAX_FILE_BYTES,
     base: str | Path | None = None,
+    rest: str | Path | None = None,
 ) -> list[Path]:
-    """Write all weights of `source` into `folder` and return the files, the index last.
+    """Write all weights of the pieces into `folder` and return the files, the index last.
 
     Tensors keep their dtype. Tied weights are written once, under their first name. A tensor larger than
     `max_file_bytes` gets a file of its own.
 
     Args:
-        source: `torch.nn.Module`, or a mapping of names to tensors such as a state dict.
+        pieces: what `fitting` makes of a module or a state dict.
         write: False on ranks that only take part in gathering sharded tensors.
         base: folder of an earlier version. Weights that are the same there are not written again, but linked
             to, and `folder/changed` gets what differs.
+        rest: folder of weights that the pieces lack; they are added, so that `folder` holds all.
 
     Raises:
         PublishFailed: the files could not be written (disk full); what was written of them is removed.
-        TypeError: `source` holds no tensors.
     """
-    weights = Gathering(source, max_file_bytes)
+    weights = Gathering(pieces, max_file_bytes)
     if not write:
         weights.attend()
         return []
     files = WeightFiles(Path(folder), weights.num_buckets, base=None if base is None else Path(base))
-    files.check_room(weights.sizes)
+    others = None if rest is None else WeightBase(Path(rest))
+    files.check_room(weights.sizes, others)
     for bucket in weights.buckets(on_host, wanted=lambda: files.failure is None):
         files.write(bucket)
+    if others is not None:
+        files.complete(others, weights.sizes, max_file_bytes)
     return files.finish()

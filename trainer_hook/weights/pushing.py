@@ -8,18 +8,32 @@
 Invariant: all ranks make the same number of passes over the weights.
 """
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer_hook import messages as m
-from trainer_hook.errors import HookError, PublishFailed, StreamBroken, WeightUpdateFailed
+from trainer_hook.errors import (
+    HookError,
+    PublishFailed,
+    StreamBroken,
+    WeightsMismatch,
+    WeightUpdateFailed,
+)
+from trainer_hook.model.fit import check_kinds, fitting
+from trainer_hook.model.index import ModelIndex, NoIndex
+from trainer_hook.model.pieces import Piece
+from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.session import Session
 from trainer_hook.weights.gathering import Gathering
 from trainer_hook.weights.publish import publish
 from trainer_hook.weights.stream import BroadcastStream, Stream, TensorStream
 from trainer_hook.weights.update_group import UpdateGroup
 from trainer_hook.weights.weight_files import CHANGED
+
+log = logging.getLogger("trainer_hook")
 
 _MAX_PASSES = 3
 
@@ -43,28 +57,97 @@ class Pusher:
         self._via = via
         self._bucket_bytes = bucket_bytes
         self._group: UpdateGroup | None = None
-        self.spans_nodes = False
+        self.nodes: Nodes | None = None
         """Ranks of other nodes gather too, and would not hear that a pass is repeated."""
+        self._indices: dict[str | None, ModelIndex | None] = {}
+        """By folder."""
 
-    def push(self, source: Any, begun: m.UpdateBegun, *, via: str | None, bucket_bytes: int | None) -> Pushed:
+    def push(
+        self, source: Any, begun: m.UpdateBegun, *, via: str | None, bucket_bytes: int | None, partial: bool
+    ) -> Pushed:
         """See `WeightUpdate.push`."""
         way = self._way(via)
         size = self._bucket_bytes if bucket_bytes is None else bucket_bytes
         folder = Path(begun.path)
+        pieces = self._fitting(source, begun, needs_rest=partial and way is m.Via.DISK, partial=partial)
         if way is m.Via.DISK:
-            publish(source, folder, write=begun.leader, max_file_bytes=size, base=begun.base)
+            rest = begun.rest if partial else None
+            publish(pieces, folder, write=begun.leader, max_file_bytes=size, base=begun.base, rest=rest)
             changed = folder / CHANGED
             return Pushed(path=folder, changed=changed if changed.is_dir() else None)
-        weights = Gathering(source, size)
         with self._session.call():
-            self._stream(weights, begun, way)
+            self._stream(Gathering(pieces, size), begun, way, partial=partial)
         return Pushed(is_streamed=True)
+
+    def check_folder(self, folder: Path, begun: m.UpdateBegun) -> None:
+        """See that a folder that the leader has written holds the weights of the engines' model.
+
+        Raises:
+            WeightsMismatch: it does not.
+        """
+        index = self._index(begun)
+        if index is not None and begun.leader:
+            try:
+                written = ModelIndex.read(folder)
+            except NoIndex as error:
+                log.warning("event=weights_unchecked reason=%s", error)
+            else:
+                check_kinds(written.kinds, index)
 
     def close(self) -> None:
         """Leave the group, without waiting for anybody."""
         group, self._group = self._group, None
         if group is not None:
             group.leave(abort=True)
+
+    def _fitting(
+        self, source: Any, begun: m.UpdateBegun, *, partial: bool, needs_rest: bool
+    ) -> Sequence[Piece]:
+        """The pieces of `source`, once every rank has found that they fit: gathering takes them all."""
+        pieces: Sequence[Piece] = []
+        failure: TypeError | WeightsMismatch | None = None
+        try:
+            if partial:
+                _check_partial(begun, needs_rest=needs_rest)
+            pieces = fitting(source, self._index(begun), partial=partial)
+        except (TypeError, WeightsMismatch) as error:
+            failure = error
+        others = self._told_to_all(failure)
+        if failure is not None or others is not None:
+            raise failure or WeightsMismatch(others)
+        return pieces
+
+    def _told_to_all(self, failure: Exception | None) -> str | None:
+        """What another rank has found to be wrong."""
+        if self.nodes is not None:
+            rows = self.nodes.exchange([0.0 if failure is None else 1.0])
+            return (
+                "weights must fit on every rank; see the error of another one"
+                if any(map(sum, rows))
+                else None
+            )
+        if self._session.is_alone:
+            return None
+        with self._session.call():
+            word = self._agree(again=False, failure=None if failure is None else str(failure))
+        return None if word["failure"] is None else str(word["failure"])
+
+    def _index(self, begun: m.UpdateBegun) -> ModelIndex | None:
+        """The engines' model as its folder describes it; None where that cannot be read here."""
+        if begun.model not in self._indices:
+            try:
+                if begun.model is None:
+                    raise NoIndex("engine.model is not set, and the engines do not name a folder")
+                self._indices[begun.model] = ModelIndex.read(Path(begun.model))
+            except NoIndex as error:
+                self._indices[begun.model] = None
+                if begun.leader:
+                    log.warning(
+                        "event=weights_unchecked reason=%s: names and shapes of weights are not compared "
+                        "with the engines' model; set engine.model to a folder that this process can read",
+                        error,
+                    )
+        return self._indices[begun.model]
 
     def _way(self, via: str | None) -> m.Via:
         try:
@@ -73,10 +156,11 @@ class Pusher:
             known = ", ".join(m.Via)
             raise ValueError(f"via must be one of {known}, found {via!r}") from None
 
-    def _stream(self, weights: Gathering, begun: m.UpdateBegun, via: m.Via) -> None:
+    def _stream(self, weights: Gathering, begun: m.UpdateBegun, via: m.Via, *, partial: bool) -> None:
         for number in range(1, _MAX_PASSES + 1):
-            failure = self._pass(weights, begun, via)
-            may_repeat = number < _MAX_PASSES and not self.spans_nodes
+            failure = self._pass(weights, begun, m.OpenStream(via=via, partial=partial))
+            # An engine that was lost in the middle of a part would have to be given all
+            may_repeat = number < _MAX_PASSES and self.nodes is None and not partial
             again = isinstance(failure, StreamBroken) and may_repeat
             word = self._agree(again=again, failure=None if failure is None else str(failure))
             if not word["again"]:
@@ -87,18 +171,18 @@ class Pusher:
             text = f"the engines did not take the weights: {word['failure']}"
             raise WeightUpdateFailed(text) from failure
 
-    def _pass(self, weights: Gathering, begun: m.UpdateBegun, via: m.Via) -> HookError | None:
+    def _pass(self, weights: Gathering, begun: m.UpdateBegun, opening: m.OpenStream) -> HookError | None:
         """Send everything once; what went wrong, on the leader."""
         if not begun.leader:
             weights.attend()
             return None
         port = _Engines(self._session)
         stream: Stream
-        if via is m.Via.TENSOR:
-            stream = TensorStream(port, Path(begun.path))
+        if opening.via is m.Via.TENSOR:
+            stream = TensorStream(port, opening, Path(begun.path))
         else:
             backend = "nccl" if weights.device.type == "cuda" else "gloo"
-            stream = BroadcastStream(port, self._group, backend=backend)
+            stream = BroadcastStream(port, opening, self._group, backend=backend)
         for bucket in weights.buckets(stream.place, wanted=lambda: stream.failure is None):
             stream.send(bucket)
         stream.close()
@@ -118,6 +202,18 @@ class Pusher:
         assert isinstance(reply, m.Reply)
         assert isinstance(reply.value, dict)
         return reply.value
+
+
+def _check_partial(begun: m.UpdateBegun, *, needs_rest: bool) -> None:
+    if begun.must_be_whole:
+        raise WeightsMismatch(
+            "the engines lack the weights that this run goes on from (a checkpoint's): push all of them first"
+        )
+    if needs_rest and begun.rest is None:
+        raise WeightsMismatch(
+            "a partial push by files is completed by the weights of the version before, and no file holds "
+            'these: push all of them, or use via="tensor" or "distributed"'
+        )
 
 
 class _Engines:

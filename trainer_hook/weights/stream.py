@@ -50,7 +50,8 @@ class Engines(Protocol):
 class Stream:
     """One pass of all weights: `send` for every bucket, then `close`."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, opening: m.OpenStream) -> None:
+        self._opening = opening
         self.failure: HookError | None = None
         """Why nothing more is sent."""
         self._engines = engines
@@ -83,8 +84,8 @@ class Stream:
             with suppress(HookError):
                 self._finish()
 
-    def _open(self, via: m.Via) -> m.Audience:
-        self._begin(m.OpenStream(via=via))
+    def _open(self) -> m.Audience:
+        self._begin(self._opening)
         return msgspec.convert(self._finish(), m.Audience)
 
     def _begin(self, stage: m.Stage) -> None:
@@ -110,8 +111,8 @@ class Stream:
 class TensorStream(Stream):
     """Buckets as bytes, for requests of the generator to the engines; two at a time lie in `folder`."""
 
-    def __init__(self, engines: Engines, folder: Path) -> None:
-        super().__init__(engines)
+    def __init__(self, engines: Engines, opening: m.OpenStream, folder: Path) -> None:
+        super().__init__(engines, opening)
         self._folder = folder
         self._num_sent = 0
         self._sent: Path | None = None
@@ -121,7 +122,7 @@ class TensorStream(Stream):
         return on_host(tensor)
 
     def _start(self) -> None:
-        self._open(m.Via.TENSOR)
+        self._open()
 
     def _send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
         self._num_sent += 1
@@ -161,8 +162,10 @@ class TensorStream(Stream):
 class BroadcastStream(Stream):
     """Broadcasts in a group of the leader and the engines' workers, which stays for the next update."""
 
-    def __init__(self, engines: Engines, group: UpdateGroup | None, *, backend: str) -> None:
-        super().__init__(engines)
+    def __init__(
+        self, engines: Engines, opening: m.OpenStream, group: UpdateGroup | None, *, backend: str
+    ) -> None:
+        super().__init__(engines, opening)
         self.group = group
         """For the next stream; None when it was left."""
         self._backend = backend
@@ -173,7 +176,7 @@ class BroadcastStream(Stream):
 
     def _meet(self) -> None:
         """Be in one group with every worker of every engine."""
-        audience = self._open(m.Via.DISTRIBUTED)
+        audience = self._open()
         if self.group is not None and self.group.name == audience.group:
             return
         former = None if self.group is None else self.group.name

@@ -4,10 +4,11 @@ Invariant: what cannot be read, or is of another shape or type, counts as differ
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_hook.model.index import read_header
 from trainer_hook.weights.gathering import num_bytes
 
 if TYPE_CHECKING:
@@ -33,11 +34,27 @@ class WeightBase:
         """Names of weights that did not differ last time either, and lie in files of their own."""
         return [name for name, file in self._file_of.items() if file.startswith("kept-")]
 
+    def sizes_without(self, names: Collection[str]) -> dict[str, int]:
+        """Bytes of the other weights that are here.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        try:
+            kinds = {n: kind for f in self._names_of for n, kind in read_header(self._folder / f).items()}
+        except ValueError as error:
+            raise OSError(f"{self._folder} holds no safetensors files: {error}") from error
+        if not kinds:
+            raise OSError(f"{self._folder} holds no weights that a partial push could be completed by")
+        return {name: kind.num_bytes for name, kind in kinds.items() if name not in names}
+
     def holds(self, name: str, tensor: "torch.Tensor") -> bool:
         """Whether the weight is the same here, byte by byte."""
         import torch
 
-        old = self._tensor(name)
+        if name not in self._file_of:
+            return False
+        old = self._found(name)
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
             return False
         if num_bytes(tensor) == 0:
@@ -71,7 +88,18 @@ class WeightBase:
                 self._open[file] = None
         return self._open[file]
 
-    def _tensor(self, name: str) -> "torch.Tensor | None":
+    def tensor(self, name: str) -> "torch.Tensor":
+        """A weight that is here.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        found = self._found(name)
+        if found is None:
+            raise OSError(f"{name} cannot be read from {self._folder}")
+        return found
+
+    def _found(self, name: str) -> "torch.Tensor | None":
         from safetensors import SafetensorError
 
         file = self._file_of.get(name)

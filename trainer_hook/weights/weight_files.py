@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +43,16 @@ class WeightFiles:
         """Names of files whose weights are the base's."""
         self._total_bytes = 0
 
-    def check_room(self, sizes: Mapping[str, int]) -> None:
-        """Fail before anything is written, if it cannot fit: all of it, but what can be linked to."""
+    def check_room(self, sizes: Mapping[str, int], rest: WeightBase | None = None) -> None:
+        """Fail before anything is written, if it cannot fit: all of it, but what can be linked to.
+
+        `rest`: further weights come from there.
+        """
+        try:
+            sizes = dict(sizes) | ({} if rest is None else rest.sizes_without(sizes))
+        except OSError as error:
+            self._fail(error)
+            return
         needed_bytes = sum(sizes.values())
         if self._base is not None:
             needed_bytes -= sum(sizes.get(name, 0) for name in self._base.linkable)
@@ -67,6 +75,26 @@ class WeightFiles:
             self._keep({name: t for name, t in tensors.items() if name in kept})
         except OSError as error:
             self._fail(error)
+
+    def complete(self, rest: WeightBase, names: Collection[str], bucket_bytes: int) -> None:
+        """Add the weights of another folder that are none of these `names`."""
+        if self.failure is None:
+            try:
+                self._complete(rest, names, bucket_bytes)
+            except OSError as error:
+                self._fail(error)
+
+    def _complete(self, rest: WeightBase, names: Collection[str], bucket_bytes: int) -> None:
+        self._base = rest
+        bucket: dict[str, torch.Tensor] = {}
+        held = 0
+        for name, size in rest.sizes_without(names).items():
+            if bucket and held + size > bucket_bytes:
+                self._keep(bucket)
+                bucket, held = {}, 0
+            bucket[name] = rest.tensor(name)
+            held += size
+        self._keep(bucket)
 
     def finish(self) -> list[Path]:
         """All files, the index last.
@@ -122,7 +150,7 @@ class WeightFiles:
         assert self._base is not None or not tensors
         if self._base is None or not tensors:
             return
-        file = f"kept-{self._num_written:05}.safetensors"
+        file = f"kept-{len(self._kept) + 1:05}.safetensors"
         self._kept.add(file)
         whole = self._base.file_of(tensors)
         try:

@@ -57,10 +57,11 @@ class WeightStream:
         """Some engine may hold a part of new weights."""
         return self._members is not None
 
-    async def open(self, mode: str) -> Audience:
+    async def open(self, mode: str, *, base: str | None = None) -> Audience:
         """Begin with every engine that can be reached, also those that missed an earlier update.
 
-        `mode`: in which they are paused.
+        `mode`: in which they are paused. `base`: only some weights will come, for engines that hold the
+        version of this label; others wait for all weights.
 
         Raises:
             EnginesLost: none can be reached.
@@ -69,13 +70,19 @@ class WeightStream:
         was_open = self.is_open
         everyone = await self._fleet.everyone()
         self._members = [engine for engine in everyone if not engine.standing.is_out]
+        if base is not None:
+            await self._each(lambda engine: _check_holds(engine, base), may_be_none=True)
+            if not self._members:
+                self._members = None
+                raise ControlRefused(f"no engine holds the weights labelled {base!r}: push all weights")
         try:
             await self._each(lambda engine: pieces.make_ready(engine, mode), may_be_none=True)
         except ControlRefused:
             self._members = self._members if was_open else None
             raise
         await self._each(self._begin, may_be_none=True)
-        self._members += await self._returning(mode)
+        if base is None:
+            self._members += await self._returning(mode)
         if not self._members:
             raise EnginesLost("an engine must be left for a stream of weights, found all of them lost")
         urls = [engine.url for engine in self._members]
@@ -319,3 +326,12 @@ class WeightStream:
             return engine, None
 
         return await asyncio.gather(*map(one, engines))
+
+
+async def _check_holds(engine: Engine, label: str) -> None:
+    found = await control.version_of(engine)
+    if found != label:
+        raise ControlFailed(
+            f"{engine.url} must hold the weights labelled {label!r} to take a part of new ones, found "
+            f"{found!r}: it waits for a push of all weights"
+        )

@@ -68,7 +68,7 @@ class StreamStages:
         streams, stage = self._pool.streams, message.stage
         match stage:
             case OpenStream():
-                return msgspec.to_builtins(await self._opened(mode))
+                return msgspec.to_builtins(await self._opened(stage, mode))
             case JoinGroup():
                 await streams.join_group(stage)
             case TakeTensors():
@@ -80,10 +80,11 @@ class StreamStages:
                 await streams.seal(self._book.label(message.version))
         return None
 
-    async def _opened(self, mode: str) -> Audience:
+    async def _opened(self, stage: OpenStream, mode: str) -> Audience:
         """Open, also if all engines are lost now: one may be on its way to its next life."""
+        base = self._book.label(self._book.published) if stage.partial else None
         return await outlasting_losses(
-            lambda: self._pool.streams.open(mode),
+            lambda: self._pool.streams.open(mode, base=base),
             lambda error: logger.warning("event=stream_waits error=%s", error),
             self._pool.policy.unavailable_timeout_s,
         )

@@ -174,6 +174,7 @@ class GeneratorDesk:
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
             self._core.first_weights = message.model_path
+            self._core.updates.model = self._core.updates.model or message.model_path
             if self._launcher is not None:
                 self._launcher.flow_begins(self._core.flow)
         elif self._num_prompts != message.num_prompts:

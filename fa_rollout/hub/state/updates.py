@@ -62,6 +62,7 @@ class Updates:
         world: World,
         directory: Path,
         lease_s: float,
+        model: str | None = None,
         to_rank: Callable[[Attachment, Message], None],
         to_generator: Callable[[Message], None],
     ) -> None:
@@ -71,6 +72,8 @@ class Updates:
         self._to_rank = to_rank
         self._to_generator = to_generator
         self.phase = Phase.IDLE
+        self.model = model
+        """Folder of the engines' model, where it is known."""
         self.folders = WeightFolders(directory)
         self._version = 0
         self._was_sent = False
@@ -170,6 +173,8 @@ class Updates:
     def cancel(self, rank: Attachment, message: UpdateCancel) -> None:
         """The body raised on one rank: nothing is published."""
         self._to_rank(rank, Reply(request=message.request))
+        if self.phase is Phase.ENTERING and rank.entered_update is None:
+            return  # of the update before, which another rank has ended the same way already
         rank.entered_update = None
         self._fail("WeightUpdateFailed", f"{rank.name} cancelled the update: {message.text}")
 
@@ -252,6 +257,9 @@ class Updates:
                     path=str(folder),
                     leader=member is self._world.leader,
                     base=base,
+                    model=self.model,
+                    rest=self.folders.published_path or (self.model if flow.version == 0 else None),
+                    must_be_whole=flow.weights_pending,
                 ),
             )
 
