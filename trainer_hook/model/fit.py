@@ -180,8 +180,8 @@ def _check_tied(heads: Sequence[Piece], sent: Sequence[Piece]) -> None:
         tables = [piece.parts[0] for piece in sent if _is_embedding(piece)]
         if not any(_is_same(part, table) for table in tables):
             raise WeightsMismatch(
-                f"the engines' model uses its embedding as {part.name} (tie_word_embeddings), and the "
-                "trainer's holds other numbers there: tie them in the trainer, or sample from a model that "
+                f"the engines' model uses its embedding as {part.name}, and the trainer's "
+                "is another one (tie_word_embeddings): tie them in the trainer, or sample from a model that "
                 "does not. Nothing was sent."
             )
 
