@@ -53,18 +53,32 @@ def _import(names: list[str], num: int | None, path: str, option: str) -> tuple[
         except ModuleNotFoundError as error:
             # Only the prefix itself may be missing; a module that it imports in turn is the user's fault.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise ConfigError(_broken(name, path, option)) from error
+                raise ConfigError(_broken(name, path, option, error)) from error
         # A module of the user's: it can fail in any way while it is imported.
         except (Exception, SystemExit) as error:
-            raise ConfigError(_broken(name, path, option)) from error
+            raise ConfigError(_broken(name, path, option, error)) from error
     raise ConfigError(
         f"{option} = {path!r} names no module that can be imported; it must be {ACCEPTED}, importable from "
         f"{os.getcwd()} or from what is installed"
     )
 
 
-def _broken(name: str, path: str, option: str) -> str:
-    return f"{option} = {path!r}: importing {name} failed\n{traceback.format_exc().rstrip()}"
+def _broken(name: str, path: str, option: str, error: BaseException) -> str:
+    """One line: the error, and the line of the user's that it came from."""
+    if isinstance(error, SyntaxError):
+        said, where = str(error.msg), f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
+        said, where = str(error), f"{frame.filename}:{frame.lineno}"
+    whole = f"python -c 'import {name}' shows the whole traceback"
+    return f"{option} = {path!r}: importing {name} failed: {type(error).__name__}: {said} ({where}); {whole}"
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither Python's own, nor ours, nor an installed package's."""
+    others = (os.path.dirname(os.__file__), os.path.dirname(__file__), "<frozen")
+    return not file.startswith(others) and "site-packages" not in file
 
 
 def _no_attribute(owner: Any, name: str, path: str, option: str) -> str:

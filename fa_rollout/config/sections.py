@@ -149,6 +149,8 @@ class Engine(_Section):
     run's."""
     cache_per_version: bool = False
     """Engines keep a prefix cache of its own for each weight version, and reuse nothing across an update."""
+    start_limit_s: SomeSeconds = 300.0
+    """Longest wait at the start for all of `urls` to answer; the trainer is not started before."""
     request_timeout_s: SomeSeconds = 600.0
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = "auto"
     """How engines stand still for an update; auto: retract where engines tell version spans, else abort."""

@@ -21,6 +21,7 @@ class Question:
     """One GET, in a thread of its own."""
 
     def __init__(self, url: str, path: str, timeout_s: float) -> None:
+        self.url = url
         parts = urlsplit(url)
         # Proxy variables of the environment do not reach http.client.
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)

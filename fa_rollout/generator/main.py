@@ -3,7 +3,7 @@
 In: an inherited channel whose first frame is the run (`{"run": ..., "config": ...}`, JSON) and whose second
 is `Resume`, and the inherited ring. Out: messages and records, until one of the causes in `life` ends it.
 
-Invariant: what the user has to change is told as `GaveUp`, with its traceback; any other fault is told as
+Invariant: what the user has to change is told as `GaveUp`, in one sentence; any other fault is told as
 `Warned` and ends this life only, for the hub to start the next one.
 """
 
@@ -27,7 +27,7 @@ from fa_rollout import streams
 from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.filters import EndlessRejection
-from fa_rollout.generator.base.error_text import traced
+from fa_rollout.generator.base.error_text import tellable, traced
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import End, Life
 from fa_rollout.generator.base.pulse import Figures, Heart
@@ -98,7 +98,7 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open
         try:
             end = await _work(link, ring_fd, life, open_loop)
         except (ConfigError, ClientError, EndlessRejection) as error:
-            await _tell(link, GaveUp(error=type(error).__name__, text=traced(error)))
+            await _tell(link, GaveUp(error=type(error).__name__, text=tellable(str(error))))
             return EXIT_GAVE_UP
         except Exception as error:
             await _tell(link, Warned(text=f"the generator fails: {traced(error)}"))

@@ -130,7 +130,11 @@ def _failure_policy(config: Config) -> FailurePolicy:
     """Silence after an abort is not waited out for longer than silence before it, nor engines that are all
     lost for longer than a trainer waits: a large model takes minutes to load again."""
     request_timeout_s = config.engine.request_timeout_s
-    policy = FailurePolicy(request_timeout_s=request_timeout_s, unavailable_timeout_s=config.trainer.stall_s)
+    policy = FailurePolicy(
+        request_timeout_s=request_timeout_s,
+        start_timeout_s=config.engine.start_limit_s,
+        unavailable_timeout_s=config.trainer.stall_s,
+    )
     return dataclasses.replace(policy, abort_grace_s=min(policy.abort_grace_s, request_timeout_s))
 
 

@@ -122,7 +122,7 @@ class Core:
         for rank in self.world.members.values():
             self.outbox.to_rank(rank, Notice(text=text))
 
-    def give_up(self, error: str, text: str) -> None:
+    def give_up(self, error: str, text: str, exit_code: int = 1) -> None:
         """The run cannot go on: every rank's present or next call raises."""
         if self.fatal is not None:
             return
@@ -130,7 +130,7 @@ class Core:
         self.log.write("fatal", error=error, text=text)
         for rank in self.world.members.values():
             self.outbox.to_rank(rank, self.fatal)
-        self.outbox.end(1, text)
+        self.outbox.end(exit_code, text)
 
     def refuse(self, rank: Attachment, request: int, error: str, text: str) -> None:
         """A request cannot be served; the rank's call raises."""

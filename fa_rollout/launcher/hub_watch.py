@@ -23,6 +23,7 @@ from trainer_hook.messages import (
     Pong,
     Progress,
     RunEnded,
+    RunOpened,
     decode,
     encode,
 )
@@ -52,6 +53,8 @@ class HubWatch:
         self._num_pings = 0
         self.ready: HubReady | None = None
         """Said once it listens."""
+        self.is_open = False
+        """The generator is ready, so that a trainer may start."""
         self.books: RunEnded | None = None
         """Said at its end."""
         self.is_gone = False
@@ -112,6 +115,8 @@ class HubWatch:
         match message:
             case HubReady():
                 self.ready = message
+            case RunOpened():
+                self.is_open = True
             case Notice():
                 self._say(message.text)
             case Progress():

@@ -34,6 +34,7 @@ from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
+from fa_rollout.launcher.start_lines import StartLines
 from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
 from trainer_hook.printable import printable
 
@@ -131,7 +132,10 @@ class _Launch:
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self) -> Cause | None:
-        """Engines, hub, trainer, each when the ones before listen; returns what went wrong."""
+        """Engines, hub, trainer, each when the ones before are ready; returns what went wrong.
+
+        The trainer starts last, so that ranks load no model for a run that cannot begin.
+        """
         if not self._config.engine.urls:
             self._engines = Engines(
                 self._config,
@@ -148,10 +152,21 @@ class _Launch:
         self._wait(lambda: self._ready is not None or self._event() is not None, deadline)
         if self._ready is None:
             return self._event() or Cause.HUB_LOST
-        self._start_trainer(self._ready.address)
+        environment = self._introduce(self._ready.address)
+        lines = StartLines(self._config, self._engine_urls or self._config.engine.urls, self._seat.say)
+
+        def is_decided() -> bool:
+            lines.look()
+            return self._is_open or self._event() is not None
+
+        self._wait(is_decided)
+        if not self._is_open:
+            return self._event()
+        self._start_trainer(environment)
         return None
 
-    def _start_trainer(self, address: str) -> None:
+    def _introduce(self, address: str) -> Mapping[str, str]:
+        """Have others find the run; returns what a trainer needs in its environment."""
         running = leave_note(
             self._directory,
             address=address,
@@ -162,6 +177,9 @@ class _Launch:
         environment = running.environment
         if Exporter.is_wanted(self._config):
             self._exporter = Exporter(self._config, environment, log=self._log("metrics"), say=self._seat.say)
+        return environment
+
+    def _start_trainer(self, environment: Mapping[str, str]) -> None:
         self._seat.ready(environment)
         if self._command:
             log = self._log("trainer")
@@ -210,6 +228,10 @@ class _Launch:
     @property
     def _ready(self) -> HubReady | None:
         return None if self._hub is None else self._hub.ready
+
+    @property
+    def _is_open(self) -> bool:
+        return self._hub is not None and self._hub.is_open
 
     @property
     def _books(self) -> RunEnded | None:

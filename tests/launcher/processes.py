@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from fa_rollout.engines.scripted.handle import ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
 from tests.hub.rig import merged, words
@@ -19,18 +21,31 @@ DEADLINE_S = 30.0
 
 
 def write_run(folder: Path, **changes: dict[str, Any]) -> None:
-    """A run whose engine does not exist: it starts for as long as a test likes."""
+    """A run on the engine of `serving`, or on one that does not exist: then it starts for as long as a test
+    likes, and its trainer is never started."""
+    engine = folder / "engine"
     (folder / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
     model = write_tiny_model(folder / "model", characters="0123456789=")
     tree: dict[str, dict[str, Any]] = {
         "data": {"path": str(folder / "data.jsonl")},
         "rollout": {"num_steps": 1, "groups_per_step": 1, "samples_per_group": 1},
         "reward": {"function": "fa_rollout.demo.task:sorting_reward"},
-        "engine": {"urls": ["http://127.0.0.1:9"], "tokenizer": str(model)},
+        "engine": {
+            "urls": [engine.read_text() if engine.exists() else "http://127.0.0.1:9"],
+            "tokenizer": str(model),
+        },
         "ring": {"bytes": "1MiB"},
         "run": {"grace_s": 3},
     }
     (folder / "run.toml").write_text(written(merged(tree, changes)))
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[None]:
+    """An engine for the runs that are written to this folder."""
+    with ScriptedEngine.start() as engine:
+        (folder / "engine").write_text(engine.url)
+        yield
 
 
 class Launch:

@@ -1,6 +1,6 @@
 """A run's processes: codes, signals and deaths, each through the real command with the real hub.
 
-The engine of these runs does not exist: what is watched here ends before anybody needs it.
+Their engine is a scripted one; nobody trains what it makes.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.processes import Launch, write_run
+from tests.launcher.processes import Launch, serving, write_run
 
 # Tells that it runs, then waits; `hold` ignores SIGTERM.
 PATIENT = "touch $OUT/up; exec sleep 60"
@@ -23,16 +23,17 @@ STUBBORN = "trap '' TERM; touch $OUT/up; while :; do sleep 0.1; done"
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
-    write_run(tmp_path)
     launches: list[Launch] = []
 
     def start(*command: str) -> Launch:
         launches.append(Launch(tmp_path, *command))
         return launches[-1]
 
-    yield start
-    for launch in launches:
-        launch.destroy()
+    with serving(tmp_path):
+        write_run(tmp_path)
+        yield start
+        for launch in launches:
+            launch.destroy()
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
@@ -163,13 +164,13 @@ def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., La
 
 
 def test_a_run_outlives_a_full_disk_under_its_output(tmp_path: Path) -> None:
-    write_run(tmp_path, trainer={"progress_s": 0.2})
-    launch = Launch(tmp_path, "sh", "-c", "sleep 2; exit 7", output=Path("/dev/full"))
-    try:
-        launch.process.wait(timeout=60)
-        assert launch.process.returncode == 7
-    finally:
-        launch.destroy()
+    with serving(tmp_path):
+        write_run(tmp_path, trainer={"progress_s": 0.2})
+        launch = Launch(tmp_path, "sh", "-c", "exit 7", output=Path("/dev/full"))
+        try:
+            assert launch.process.wait(timeout=60) == 7
+        finally:
+            launch.destroy()
 
 
 def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], tmp_path: Path) -> None:
@@ -203,3 +204,45 @@ def test_the_folder_of_records_is_made_whoever_starts_the_engines(
     launch.process.wait()
     third = start("sh", "-c", "exit 0")
     assert third.end() == 0
+
+
+def test_engines_that_are_down_are_said_and_end_the_start_before_the_trainer(tmp_path: Path) -> None:
+    write_run(tmp_path, engine={"start_limit_s": 2}, trainer={"progress_s": 0.5})
+    launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up")
+    try:
+        assert launch.end() == 2
+        assert "waiting for the engines: http://127.0.0.1:9 does not answer" in launch.stderr
+        assert "every engine must be up at the start; http://127.0.0.1:9" in launch.stderr
+        assert "Traceback" not in launch.stderr
+        assert not (tmp_path / "up").exists()
+    finally:
+        launch.destroy()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"reward": {"function": "broken_reward:reward"}},
+            "importing broken_reward failed: ZeroDivisionError",
+        ),
+        ({"rollout": {"generate": "broken_reward:nothing"}}, "rollout.generate"),
+        ({"data": {"prompt_key": "question"}}, "bad row at"),
+    ],
+)
+def test_what_the_generator_finds_at_its_start_is_one_line_and_code_two(
+    start: Callable[..., Launch],
+    tmp_path: Path,
+    changes: dict[str, dict[str, str]],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "broken_reward.py").write_text("1 / 0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    write_run(tmp_path, **changes)
+    launch = start("sh", "-c", "touch $OUT/up")
+    assert launch.end() == 2
+    assert not (tmp_path / "up").exists()
+    lines = [line for line in launch.stderr.splitlines() if line.startswith("fa-rollout-proc:")]
+    assert says in lines[-1]
+    assert "Traceback" not in launch.stderr

@@ -9,24 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.processes import Launch, write_run
+from tests.launcher.processes import Launch, serving, write_run
 from tests.observe.test_exporter import free_port, scrape
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """A run whose engine does not exist: it starts for as long as a test likes."""
+    """A run that nobody trains."""
     (tmp_path / "out").mkdir()
     port = free_port()
     (tmp_path / "port").write_text(str(port))
-    write_run(
-        tmp_path,
-        metrics={"interval_s": 0.2, "prometheus_port": port},
-        run={"output_dir": str(tmp_path / "out")},
-    )
-    launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up; exec sleep 60").up()
-    yield launch
-    launch.destroy()
+    with serving(tmp_path):
+        write_run(
+            tmp_path,
+            metrics={"interval_s": 0.2, "prometheus_port": port},
+            run={"output_dir": str(tmp_path / "out")},
+        )
+        launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up; exec sleep 60").up()
+        yield launch
+        launch.destroy()
 
 
 def top(*words: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +46,6 @@ def top(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_is_found_by_its_folder_its_process_and_its_name(launch: Launch) -> None:
     by_folder = top(str(launch.folder / "out"))
     assert by_folder.returncode == 0, by_folder.stderr
-    assert "starting" in by_folder.stdout
     name = by_folder.stdout.split()[1]
     for word in (str(launch.process.pid), name):
         found = top(word)

@@ -83,7 +83,7 @@ from trainer_hook.messages.to_generator import (
     Start,
     Tail,
 )
-from trainer_hook.messages.to_launcher import Departed, Enclosed, HubReady, RunEnded, Wanted
+from trainer_hook.messages.to_launcher import Departed, Enclosed, HubReady, RunEnded, RunOpened, Wanted
 from trainer_hook.messages.to_rank import (
     Batch,
     Ended,
@@ -166,6 +166,7 @@ __all__ = [
     "Resume",
     "RunEnded",
     "RunEvaluation",
+    "RunOpened",
     "RunState",
     "SavePartials",
     "SealStream",

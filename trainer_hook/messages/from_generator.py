@@ -139,7 +139,7 @@ class GaveUp(Message):
 
     error: str
     text: str
-    """Exception and traceback."""
+    """What the user has to change."""
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,10 @@ class HubReady(Message):
     pid: int
 
 
+class RunOpened(Message):
+    """The generator has read the data and reached the engines: a trainer may start."""
+
+
 class Wanted(Message):
     """Prompts that the run can use by now, counted from its start; it only grows."""
 

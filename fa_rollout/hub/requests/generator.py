@@ -20,6 +20,8 @@ from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
 from trainer_hook.messages import Settlement
 
+EXIT_REFUSED = 2
+"""Nothing was generated: what the user has to change is in the text."""
 LOST = (Settlement.FILTERED, Settlement.FAILED, Settlement.DROPPED)
 
 
@@ -55,7 +57,10 @@ class GeneratorDesk:
             case m.Warned():
                 self._core.warn(message.text)
             case m.GaveUp():
-                self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
+                if self._core.flow is None:
+                    self._core.give_up("GeneratorFailed", message.text, EXIT_REFUSED)
+                else:
+                    self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
             case m.EnginesChanged():
                 self._core.engines_changed(message)
                 self._core.roster.changed(message)
@@ -177,6 +182,7 @@ class GeneratorDesk:
             self._core.updates.model = self._core.updates.model or message.model_path
             if self._launcher is not None:
                 self._launcher.flow_begins(self._core.flow)
+            self._core.outbox.to_launcher(m.RunOpened())
         elif self._num_prompts != message.num_prompts:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
