@@ -18,7 +18,7 @@ from fa_rollout.data.row import Row
 from fa_rollout.model_name import download, name_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_END_OF_MESSAGE = "<|eom_id|>"
+END_OF_MESSAGE = "<|eom_id|>"
 """SGLang ends an answer at it too, where a tokenizer has it (Llama 3: the end of a tool call)."""
 
 
@@ -138,7 +138,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
     """Every id that one of the model's files calls an end: engines stop at each of them."""
     texts = [special[name] for name in ("eos_token",) if name in special]
-    found = (backend.token_to_id(text) for text in [*texts, _END_OF_MESSAGE])
+    found = (backend.token_to_id(text) for text in [*texts, END_OF_MESSAGE])
     return tuple(sorted(model_eos_ids(folder).union(ident for ident in found if ident is not None)))
 
 

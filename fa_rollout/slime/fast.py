@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.client.wire.completion import Completion
+from fa_rollout.generator.turns.ending import Ending
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.turn import Turn
-from fa_rollout.sample import FinishReason
 from fa_rollout.slime.errand import Errand, current, engines_at_work
 from fa_rollout.slime.upstream import Upstream
+from fa_rollout.slime.whole import Before, Whole, WholeGenerate, cut
 from trainer_hook.record import VersionSpan
 
 
@@ -38,6 +39,7 @@ class EarlyStart:
             args.custom_generate_function_path is None
             and not getattr(args, "sglang_enable_deterministic_inference", False)
             and getattr(args, "router_policy", None) != "consistent_hashing"
+            and not args.rollout_stop  # found over a seam by slime's tokenizer alone
         )
 
     async def turn(self, errand: Errand, member: int) -> Turn:
@@ -73,16 +75,22 @@ def request_options(args: Any) -> dict[str, Any]:
 class FastGenerate:
     """Stands where `slime.rollout.sglang_rollout.generate` stands."""
 
-    def __init__(self, slime: Upstream, requester: Requester, *, arrays: bool) -> None:
+    def __init__(self, slime: Upstream, requester: Requester, whole: Whole, *, arrays: bool) -> None:
         self._slime = slime
         self._requester = requester
+        self._whole = whole
         self._arrays = arrays
-        self._original = slime.sglang_rollout.generate
+        self._original = WholeGenerate(slime.sglang_rollout.generate, whole)
 
     async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
         """Sample one completion; images, and whatever is no text, go the way of slime's own function."""
         if _has_images(sample) or not isinstance(sample.prompt, str):
             return await self._original(args, sample, sampling_params)
+        budget = dict(sampling_params)
+        before = self._whole.begin(sample, budget)
+        if before.is_partial and (end := self._whole.end(sample, before, budget, seam=0)) is not None:
+            self._whole.finish(sample, before, budget, end)
+            return sample
         prompt_ids = self._prompt_ids(args, sample)
         sampling_params["max_new_tokens"] -= sample.response_length
         if sampling_params["max_new_tokens"] <= 0:
@@ -95,6 +103,7 @@ class FastGenerate:
         with traces.trace_span(sample, "sglang_generate", attrs=attributes) as span:
             turn = await self._turn(args, sample, sampling_params, prompt_ids)
             meta = self._fill(args, sample, turn)
+            self._finish(sample, before, budget, turn)
             span.update(traces.build_sglang_meta_trace_attrs(meta))
         return sample
 
@@ -134,12 +143,21 @@ class FastGenerate:
         for completion in turn.completions:
             if completion.rest:  # an answer that no engine gave tells nothing
                 meta = (_append_lists if with_lists else _append_arrays)(args, sample, completion)
-        if turn.finish_reason is FinishReason.LENGTH:
-            sample.status = self._slime.Sample.Status.TRUNCATED
         if len(turn.completions) > 1 and args.partial_rollout and args.mask_offpolicy_in_partial_rollout:
             masked = sample.response_length - len(turn.completions[-1].output_ids)
             sample.loss_mask[:masked] = [0] * masked
         return meta
+
+    def _finish(self, sample: Any, before: Before, budget: dict[str, Any], turn: Turn) -> None:
+        """Where the turn ends the sample ends, unless an earlier piece and this one make an end together."""
+        num_tokens = before.num_tokens + len(turn.output_ids)
+        end = Ending(num_tokens - before.answer, turn.finish_reason)
+        if before.is_partial:
+            cut(sample, num_tokens)
+            end = self._whole.end(sample, before, budget, seam=before.num_tokens) or end
+        is_one_piece = len(turn.completions) == 1 and turn.completions[0].finish == turn.finish_reason
+        if before.is_partial or not is_one_piece:
+            self._whole.finish(sample, before, budget, end)
 
 
 def _append_lists(args: Any, sample: Any, completion: Completion) -> dict[str, Any]:

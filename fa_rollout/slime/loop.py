@@ -19,6 +19,7 @@ import aiohttp
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
+from fa_rollout.data.tokenizer import eos_ids_in
 from fa_rollout.filters import RejectionBound
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.hub_link import HubLink
@@ -27,6 +28,7 @@ from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_req
 from fa_rollout.generator.drain import drain
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.requester import PartialPolicy, Requester
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.own_threads import in_thread
@@ -38,6 +40,7 @@ from fa_rollout.slime.options import Options
 from fa_rollout.slime.runner import SlimeRunner
 from fa_rollout.slime.transport import Transport
 from fa_rollout.slime.upstream import Upstream
+from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends
 from shm.ring import RingWriter
 from trainer_hook import messages as m
 
@@ -71,6 +74,7 @@ class SlimeGenerator:
         self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
         self._transport = Transport(session, book=self._book, router=config.engine.urls[0])
         self._sending = Gate()
+        self._ends = Ends(eos_ids_in(args.hf_checkpoint))
         self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
         self._capacity = config.engine.max_concurrent_samples * max(1, num_engines(args))
         self._dispatcher = Dispatcher(
@@ -112,6 +116,7 @@ class SlimeGenerator:
             policy=PartialPolicy(resume=config.rollout.partial == "resume"),
             seed=None,
             on_first_request=self._dispatcher.depart,
+            ends=self._ends,
         )
 
     async def serve(self) -> End:
@@ -146,20 +151,24 @@ class SlimeGenerator:
             await in_thread(slime.http_utils.init_http_client, self._args)
         except ImportError as error:
             raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
-        self._set_up(slime)
-        await in_thread(slime.sglang_rollout.GenerateState, self._args)
+        state = await in_thread(slime.sglang_rollout.GenerateState, self._args)
+        self._set_up(slime, state.tokenizer)
         slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
         # torch and transformers stay for good: no collection shall walk their million objects again.
         gc.freeze()
         gc.set_threshold(20_000, 10, 1_000)  # samples and their traces are many small objects without cycles
         self._slime.set_result(slime)
 
-    def _set_up(self, slime: Upstream) -> None:
+    def _set_up(self, slime: Upstream, tokenizer: Any) -> None:
         """Put our client where slime's is."""
         slime.http_utils._post = self._transport.post
-        if self._requester is not None:
+        learn_ends(self._ends, tokenizer)
+        whole = Whole(slime, tokenizer, self._ends)
+        if self._requester is None:
+            slime.sglang_rollout.generate = WholeGenerate(slime.sglang_rollout.generate, whole)
+        else:
             arrays = self._options.arrays or not shows_samples(self._args)
-            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, arrays=arrays)
+            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, whole, arrays=arrays)
         slime.sample_hooks.set_current_rollout_id(self._rollout_id)
 
     async def _obey(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fa_rollout
+from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.engines.scripted import (
     Lengths,
     ScriptedEngine,
@@ -41,6 +42,9 @@ def test_the_ids_kept_by_top_p_follow_a_sample_through_aborts_into_the_train_dat
         ids, offsets = expected_kept(sequence_key(np.array(sample.tokens[:start])), start, stop, VOCAB_SIZE)
         assert sample.rollout_top_p_token_offsets.tolist() == offsets.tolist()
         assert sample.rollout_top_p_token_ids.tolist() == ids.tolist()
+        if len(sample.weight_versions) > 1:
+            spelt = Tokenizer.load(manager.args.hf_checkpoint).decode(sample.tokens[start:])
+            assert sample.response == spelt, "one decoding of all ids, whatever its pieces were"
     flat = [sample for group in manager.batches[0] for sample in group]
     data = fa_rollout.convert_samples_to_train_data(manager.args, flat)
     assert [len(ids) for ids in data["rollout_top_p_token_ids"]] == [
