@@ -8,19 +8,20 @@ from fa_rollout.config import Config, ConfigError
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
 from fa_rollout.dotted import is_url, resolve
 from fa_rollout.filters import GroupFilter
-from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome
-from fa_rollout.rewards.pool import RewardWorkersLost
+from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.failure import failed
 
+_PATIENCE_S = 5.0
+"""With a reward server that does not answer."""
 _LOOP_S = 0.001
 """A plain function that takes longer has no place in the event loop."""
 
 
 async def reward(config: Config, samples: list[Sample]) -> list[Outcome]:
     """Import it and score a group of samples, in its worker process and within its time."""
-    runner = RewardRunner(config.reward)
+    runner = RewardRunner(config.reward, patience_s=_PATIENCE_S)
     name = config.reward.function
     try:
         await runner.start()
@@ -30,7 +31,7 @@ async def reward(config: Config, samples: list[Sample]) -> list[Outcome]:
         began_s = time.monotonic()
         found = await runner.score(samples)
         each_s = (time.monotonic() - began_s) / (1 if config.reward.group else len(samples))
-    except (ConfigError, RewardWorkersLost) as failure:
+    except (ConfigError, RewardsLost) as failure:
         return [
             error("reward", str(failure), "mend reward.function; `python -c 'import ...'` shows the same")
         ]

@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
@@ -68,7 +69,9 @@ class Generator:
         mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
         book = VersionBook(lineage=resume.lineage, published=resume.version)
         self._sending = Gate()
-        parts.pool.patience.on_change = lambda is_tried: self._sending.freeze("engines", is_frozen=is_tried)
+        parts.rewards.warn = self._warn
+        for name, patience in (("engines", parts.pool.patience), ("rewards", parts.rewards.patience)):
+            patience.on_change = partial(self._sending.freeze, name)
         self._samples = SampleLog(config.run, name=run, incarnation=resume.incarnation, warn=self._warn)
         self._config = config
         self._dispatcher = Dispatcher(

@@ -36,6 +36,7 @@ from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.updates.following import follows
 from fa_rollout.log_level import configure
+from fa_rollout.rewards.remote import RewardServerLost
 from fa_rollout.user_code.loop import HardenedLoop
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
@@ -97,7 +98,7 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open
     with life.watching(), contextlib.closing(link):
         try:
             end = await _work(link, ring_fd, life, open_loop)
-        except (ConfigError, ClientError, EndlessRejection) as error:
+        except (ConfigError, ClientError, EndlessRejection, RewardServerLost) as error:
             await _tell(link, GaveUp(error=type(error).__name__, text=tellable(str(error))))
             return EXIT_GAVE_UP
         except Exception as error:

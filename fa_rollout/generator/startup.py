@@ -77,7 +77,7 @@ async def open_parts(
     """
     generate = _generate(config)
     group_filter = None if config.rollout.filter is None else GroupFilter.load(config.rollout.filter)
-    rewards = RewardRunner(config.reward)
+    rewards = RewardRunner(config.reward, patience_s=config.trainer.stall_s)
     folder = config.engine.tokenizer or config.engine.model
     with first_error():
         async with asyncio.TaskGroup() as tasks:

@@ -4,7 +4,7 @@ from typing import Any
 
 from fa_rollout.rewards.call import Shape, bad_value
 from fa_rollout.rewards.function import RewardFunction
-from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed, RewardOutcome
+from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.call import UserCall
 from fa_rollout.user_code.deadline import Deadline
@@ -14,15 +14,23 @@ from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut
 class LoopScorer:
     """Calls the function in the loop; a call that runs too long is cancelled."""
 
-    def __init__(self, function: RewardFunction, shape: Shape, *, timeout_s: float) -> None:
+    def __init__(
+        self, function: RewardFunction, shape: Shape, *, timeout_s: float, is_remote: bool = False
+    ) -> None:
+        """`is_remote`: it asks a server, and takes its deadline, which it holds while the server is away."""
         self._function = function
         self._shape = shape
         self._timeout_s = timeout_s
         self._calls: set[UserCall[Any]] = set()
+        self._is_remote = is_remote
         self._closed = False
 
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
-        """One outcome a sample, in order."""
+        """One outcome a sample, in order.
+
+        Raises:
+            RewardsLost: a server answers nobody.
+        """
         items = self._shape.items(samples)
         if self._closed:
             return [RewardFailed(reason=FailureReason.CLOSED, text="the runner is closed")] * len(samples)
@@ -44,11 +52,14 @@ class LoopScorer:
 
     def _begin(self, item: list[Sample]) -> UserCall[Any]:
         rule = f"the reward ran longer than reward.timeout_s = {self._timeout_s:g} s and was cancelled"
+        deadline = Deadline(self._timeout_s, rule)
+        further = (deadline,) if self._is_remote else ()
         return UserCall(
             "reward",
-            lambda: self._function(self._shape.argument(item)),
+            lambda: self._function(self._shape.argument(item), *further),
             function=self._function,
-            deadline=Deadline(self._timeout_s, rule),
+            deadline=deadline,
+            passes=(RewardsLost,) if self._is_remote else (),
         )
 
     async def _answer(self, call: UserCall[Any], item: list[Sample]) -> Outcomes:

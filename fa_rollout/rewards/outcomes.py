@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.sample import FloatArray
+from shm.errors import FaRolloutError
 
 TOKEN_REWARDS = "token_rewards"
 """Entry of a reward dict that holds one reward per response token."""
 
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class RewardsLost(FaRolloutError, RuntimeError):
+    """No completion can be scored any more, whoever made it."""
 
 
 class FailureReason(StrEnum):

@@ -22,12 +22,11 @@ from fa_rollout.config import ConfigError
 from fa_rollout.rewards import wire
 from fa_rollout.rewards.function import Kind
 from fa_rollout.rewards.item import Item, Job
-from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
+from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.rewards.place import Ending, Place, Verdict, judge, next_window
 from fa_rollout.rewards.process import Death, WorkerProcess
 from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
 from fa_rollout.sample import Sample
-from shm.errors import FaRolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ CLOSE_S = 2.0
 MAX_FAILED_STARTS = 5
 
 
-class RewardWorkersLost(FaRolloutError, RuntimeError):
+class RewardWorkersLost(RewardsLost):
     """No worker process can be started any more: there will be no outcome."""
 
 

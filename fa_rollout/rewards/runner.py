@@ -6,11 +6,14 @@ they take microseconds). Once started, the function has been imported where it r
 """
 
 import asyncio
+import logging
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fa_rollout import config
+from fa_rollout.client.base.patience import Patience
 from fa_rollout.dotted import is_url
 from fa_rollout.rewards.call import Shape
 from fa_rollout.rewards.function import Kind, RewardFunction, check, kind_of, load, pack
@@ -20,6 +23,8 @@ from fa_rollout.rewards.pool import WorkerPool
 from fa_rollout.rewards.protocol import Setup
 from fa_rollout.rewards.remote import RemoteReward
 from fa_rollout.sample import Sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,22 @@ class RewardStatistics:
 class RewardRunner:
     """The one way to a reward, for plain, async, per-sample and group functions alike."""
 
-    def __init__(self, config: config.Reward, *, function: RewardFunction | bytes | None = None) -> None:
-        """`function` stands in for `config.function`: a callable, or one that `pack` made into bytes."""
+    def __init__(
+        self,
+        config: config.Reward,
+        *,
+        function: RewardFunction | bytes | None = None,
+        patience_s: float = 600.0,
+    ) -> None:
+        """
+        Args:
+            function: stands in for `config.function`: a callable, or one that `pack` made into bytes.
+            patience_s: how long a reward server may answer nobody.
+        """
+        self.patience = Patience(patience_s)
+        """With a reward server."""
+        self.warn: Callable[[str], None] = logger.warning
+        """Told when a reward server begins to be in trouble."""
         self._config = config
         self._source = config.function if function is None else function
         self._shape = Shape(group=config.group, key=config.key)
@@ -67,8 +86,12 @@ class RewardRunner:
         """
         source = self._source
         if isinstance(source, str) and is_url(source):
-            self._remote = RemoteReward(source)
-            source = self._remote
+            self._remote = RemoteReward(source, self.patience)
+            self._remote.warn = lambda text: self.warn(text)
+            self._scorer = LoopScorer(
+                self._remote.ask, self._shape, timeout_s=self._config.timeout_s, is_remote=True
+            )
+            return
         if not isinstance(source, str | bytes):
             if self._config.in_loop or kind_of(check(source)) is Kind.ASYNC:
                 self._scorer = self._loop_scorer(source)
@@ -93,7 +116,7 @@ class RewardRunner:
         """One outcome a sample, in order; with `reward.group`, the samples are one group.
 
         Raises:
-            RewardWorkersLost: worker processes cannot be started any more.
+            RewardsLost: worker processes cannot be started any more, or the server answers nobody.
             ConfigError: the function, whose load `begin` began, cannot be loaded.
         """
         if self._starting is not None:

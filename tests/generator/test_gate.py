@@ -103,12 +103,12 @@ def test_time_in_which_a_gate_is_frozen_does_not_count_though_work_passes() -> N
     async def scenario() -> None:
         gate = Gate()
         async with gate.deadline(0.05):
-            gate.freeze("engines", is_frozen=True)
+            gate.freeze("engines", True)
             gate.hold("update")
             gate.release("update")
             await gate.passed()
             await asyncio.sleep(0.1)
-            gate.freeze("engines", is_frozen=False)
+            gate.freeze("engines", False)
             await asyncio.sleep(10)
 
     with pytest.raises(SampleFailed):

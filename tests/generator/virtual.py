@@ -209,6 +209,8 @@ class _Tokenizer:
 class _Rewards:
     """Takes a while, and fails for attempts of every fifth group."""
 
+    patience = Patience(600.0)
+
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
         await asyncio.sleep(0.5)
         return [

@@ -44,8 +44,11 @@ async def running(
 ) -> AsyncIterator[RewardRunner]:
     options.setdefault("num_workers", 1)
     path = function if isinstance(function, str) else "given.in_python"
+    patience_s = options.pop("patience_s", 600.0)
     runner = RewardRunner(
-        config.Reward(function=path, **options), function=None if isinstance(function, str) else function
+        config.Reward(function=path, **options),
+        function=None if isinstance(function, str) else function,
+        patience_s=patience_s,
     )
     await runner.start()
     try:

@@ -1,7 +1,9 @@
 """A reward server is asked like a function; what it refuses is a failure, what may pass is tried again."""
 
 import asyncio
+import gzip
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +14,7 @@ from reward_kit import failure, make_sample, running, values
 
 from fa_rollout.rewards import remote
 from fa_rollout.rewards.outcomes import FailureReason, RewardOutcome, Scored
+from fa_rollout.rewards.remote import RewardServerLost
 
 Answer = Callable[[Any], web.Response | Awaitable[web.Response]]
 
@@ -47,6 +50,7 @@ def scored_by(answer: Answer, *, num_samples: int = 2, **options: Any) -> list[R
 @pytest.fixture(autouse=True)
 def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(remote, "BACKOFF_CAP_S", 0.1)
 
 
 def test_the_server_gets_the_sample_as_json_and_gives_a_number() -> None:
@@ -72,53 +76,104 @@ def test_a_server_may_give_an_object_with_a_key_or_a_list_for_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "says", "num_requests"),
+    ("status", "text", "says"),
     [
-        (400, "no such field", "1 attempts.*status 400: no such field", 1),
-        (503, "busy", "4 attempts.*status 503", 4),
-        (429, "", "4 attempts.*status 429", 4),
-        (200, "NaN", "must answer with JSON", 1),
-        (200, "", "must answer with JSON", 1),
+        (400, "no such field", "status 400: no such field"),
+        (401, "who is there", "FA_ROLLOUT_REWARD_KEY"),
+        (307, "", "no redirect is followed"),
+        (200, "NaN", "must answer with JSON"),
+        (200, "", "must answer with JSON"),
+        (200, '{"error":{"message":"too long","code":400}}', "400 too long"),
     ],
 )
-def test_what_is_no_reward_is_a_failure_and_only_what_may_pass_is_tried_again(
-    status: int, text: str, says: str, num_requests: int
+def test_what_the_server_says_against_a_sample_is_its_failure_at_once(
+    status: int, text: str, says: str
 ) -> None:
     requests = []
 
     def answer(body: Any) -> web.Response:
         requests.append(body)
-        return web.Response(status=status, text=text)
+        return web.Response(status=status, text=text, headers={"Location": "/other"})
 
     (outcome,) = scored_by(answer, num_samples=1)
     assert failure(outcome).reason is FailureReason.RAISED
     assert re.search(says, failure(outcome).text), outcome
-    assert len(requests) == num_requests
+    assert len(requests) == 1
 
 
-def test_a_server_that_comes_back_gives_its_reward() -> None:
+@pytest.mark.parametrize(
+    ("status", "text"), [(429, ""), (503, "busy"), (500, ""), (502, ""), (200, '{"error":{"code":503}}')]
+)
+def test_a_condition_of_the_server_costs_no_sample_however_often_it_is_met(status: int, text: str) -> None:
     requests = []
 
     def answer(body: Any) -> web.Response:
         requests.append(body)
-        return web.json_response(1) if len(requests) > 2 else web.Response(status=502)
+        return web.json_response(1) if len(requests) > 12 else web.Response(status=status, text=text)
 
-    assert values(scored_by(answer, num_samples=1)) == [1.0]
+    # Its time-out is shorter than the trouble: a sample's time stands still meanwhile.
+    assert values(scored_by(answer, num_samples=1, timeout_s=0.3)) == [1.0]
+    assert len(requests) == 13
 
 
-def test_a_server_that_is_silent_or_not_there_costs_the_sample_in_time() -> None:
+def test_a_server_that_says_when_to_come_again_is_left_alone_until_then() -> None:
+    times: list[float] = []
+
+    def answer(body: Any) -> web.Response:
+        times.append(time.monotonic())
+        if len(times) > 2:
+            return web.json_response(1)
+        return web.Response(status=429, headers={"Retry-After": "1"})
+
+    assert values(scored_by(answer)) == [1.0, 1.0]
+    assert times[2] >= times[0] + 0.99
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/score", None])
+def test_a_server_that_answers_nobody_ends_the_run_in_its_own_name(url: str | None) -> None:
+    told: list[str] = []
+
+    async def run() -> None:
+        busy = serving(lambda body: web.Response(status=503))
+        async with busy as served, running(url or served, patience_s=0.3) as runner:
+            runner.warn = told.append
+            await runner.score([make_sample()])
+
+    with pytest.raises(RewardServerLost, match="must answer, and has answered nobody for"):
+        asyncio.run(run())
+    assert len(told) == 1
+
+
+def test_a_sample_that_breaks_the_server_while_others_are_scored_fails_alone() -> None:
+    def answer(body: Any) -> web.Response:
+        return web.Response(status=500) if body["member"] == 0 else web.json_response(1)
+
+    async def run() -> None:
+        async with serving(answer) as url, running(url, patience_s=0.6) as runner:
+            broken = asyncio.create_task(runner.score([make_sample(0)]))
+            while not broken.done():
+                assert values(await runner.score([make_sample(1)])) == [1.0]
+                await asyncio.sleep(0.02)
+            assert "others had theirs" in failure(broken.result()[0]).text
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_silent_costs_the_sample_in_time() -> None:
     async def sleep(body: Any) -> web.Response:
         await asyncio.sleep(600)
         return web.json_response(1)
 
     assert values(scored_by(sleep, timeout_s=0.1)) == [FailureReason.TIMEOUT] * 2
 
-    async def run() -> None:
-        async with running("http://127.0.0.1:9/score") as runner:
-            (outcome,) = await runner.score([make_sample()])
-            assert "ClientConnectorError" in failure(outcome).text
 
-    asyncio.run(run())
+def test_an_answer_without_end_or_packed_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_ANSWER_BYTES", 1 << 16)
+    (outcome,) = scored_by(lambda body: web.Response(body=b" " * (1 << 17)), num_samples=1)
+    assert "must end within" in failure(outcome).text
+    packed = web.Response(body=gzip.compress(b"1"), headers={"Content-Encoding": "gzip"})
+    (outcome,) = scored_by(lambda body: packed, num_samples=1)
+    assert "without compression" in failure(outcome).text
 
 
 def test_metadata_that_is_no_json_is_a_failure() -> None:

@@ -48,7 +48,7 @@ class Gate:
         self._go_on()
         self._on_open()
 
-    def freeze(self, reason: str, *, is_frozen: bool) -> None:
+    def freeze(self, reason: str, is_frozen: bool) -> None:
         """Deadlines stand still though work passes: what it is passed to works for nobody; idempotent."""
         if is_frozen:
             self._frozen.add(reason)

@@ -30,7 +30,7 @@ from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.slots import Places
 from fa_rollout.generator.rollouts.group import GroupRunner
 from fa_rollout.generator.turns.job import Ending, HeadStart, Job
-from fa_rollout.rewards.pool import RewardWorkersLost
+from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.user_code.failure import told
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
@@ -202,12 +202,12 @@ class Dispatcher:
         """One group to its end; None when it is committed.
 
         Raises:
-            ConfigError, EndlessRejection, EngineUnavailable, RewardWorkersLost: the whole run cannot go on.
+            ConfigError, EndlessRejection, EngineUnavailable, RewardsLost: the whole run cannot go on.
         """
         assert self._runner is not None
         try:
             return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
-        except (ConfigError, EndlessRejection, EngineUnavailable, RewardWorkersLost):
+        except (ConfigError, EndlessRejection, EngineUnavailable, RewardsLost):
             raise  # no group can become a record any more
         except Exception as error:  # a mistake of ours ends its group, not the run
             logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))

@@ -32,7 +32,7 @@ from fa_rollout.generator.records.assemble import check_sample
 from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, reason_of
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.own_threads import in_thread
-from fa_rollout.rewards.pool import RewardWorkersLost
+from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.failure import UserCodeFailed, in_one_line, told
 from trainer_hook import messages as m
@@ -144,7 +144,7 @@ class Evaluator:
 
         Raises:
             ConfigError: the data set changed meanwhile.
-            RewardWorkersLost: no reward can be had any more.
+            RewardsLost: no reward can be had any more.
         """
         row = Row(prompt="", label=None, metadata={}, tools=None)
         executions: Executions = []
@@ -158,7 +158,7 @@ class Evaluator:
                 await self._executor.score(executions)
             for sample in itertools.chain(*executions):
                 check_sample(sample)
-        except (ConfigError, RewardWorkersLost):
+        except (ConfigError, RewardsLost):
             raise
         except (SampleFailed, UserCodeFailed, ClientError, PromptError) as error:
             failure = tellable(reason_of(error))
