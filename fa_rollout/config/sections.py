@@ -243,7 +243,7 @@ class Trainer(_Section):
     publish: Literal["disk", "tensor", "distributed"] = "disk"
     """How `update.push(model)` hands weights over: `"disk"` by files that the engines load, `"tensor"` inside
     of HTTP requests, `"distributed"` by broadcasts in a group with the engines (NCCL; gloo on a CPU)."""
-    bucket_bytes: SomeBytes = 512 << 20
+    bucket_bytes: SomeBytes = 128 << 20
     """Weights are gathered and handed over in pieces of about this size; a larger tensor is one by itself."""
     weights_dir: FilePath | None = None
     """Folder for weight files, which all engines must be able to read; the run makes a private one in it. Two

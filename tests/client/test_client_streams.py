@@ -1,15 +1,21 @@
 """Streams of weights: brackets of both ages, engines lost in the middle, and those that come back."""
 
 import asyncio
+import base64
+import json
+import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 from client_kit import ask, quick, run_with, sent, until
 
 from fa_rollout.client import EnginePool
-from fa_rollout.client.base.errors import ControlRefused
+from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.tensor_body import SLICE_BYTES, TensorFile
 from fa_rollout.client.fleet.weight_stream import EnginesLost
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook.messages import JoinGroup, TakeBroadcast
@@ -17,6 +23,8 @@ from trainer_hook.messages import JoinGroup, TakeBroadcast
 TENSORS = "/update_weights_from_tensor"
 BROADCAST = "/update_weights_from_distributed"
 LABELS = "/update_weight_version"
+BUCKET = __file__
+"""A file, whatever it holds: engines here take any."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,7 @@ async def stream(pool: EnginePool, label: str, *, num_buckets: int = 2) -> None:
     await pool.pause("retract", may_be_none=True)
     await pool.streams.open("retract")
     for _ in range(num_buckets):
-        await pool.streams.take_tensors(b"tensors")
+        await pool.streams.take_tensors(BUCKET)
     await pool.streams.seal(label)
     await pool.streams.confirm(label)
     await pool.continue_()
@@ -85,7 +93,7 @@ def test_a_session_that_a_dead_trainer_left_open_is_closed_first() -> None:
             await pool.streams.open("retract")
             pool._fleet.engines[0].standing.in_session = False  # as if another life had begun it
             await pool.streams.open("retract")
-            await pool.streams.take_tensors(b"tensors")
+            await pool.streams.take_tensors(BUCKET)
 
         run_with(engine, work)
         sessions = [path for path in posts(engine) if path.endswith("_weight_update")]
@@ -121,7 +129,7 @@ def test_what_all_engines_lose_can_be_begun_anew_and_is_then_whole(engines: list
         await pool.pause("retract")
         await pool.streams.open("retract")
         with pytest.raises(EnginesLost):
-            await pool.streams.take_tensors(b"tensors")
+            await pool.streams.take_tensors(BUCKET)
         await stream(pool, "0:3")
         assert set((await pool.versions()).values()) == {"0:3"}
         assert (await ask(pool)).versions == (("0:3", 8),)
@@ -168,7 +176,7 @@ def test_a_refusal_is_told_as_it_is(engines: list[ScriptedEngine]) -> None:
         await pool.pause("retract")
         await pool.streams.open("retract")
         with pytest.raises(ControlRefused, match="shapes differ"):
-            await pool.streams.take_tensors(b"tensors")
+            await pool.streams.take_tensors(BUCKET)
         await pool.streams.abandon("default")
 
     run_with([engine.url for engine in engines], work)
@@ -232,3 +240,63 @@ def test_a_new_life_takes_an_engine_only_if_it_holds_what_was_streamed(engines: 
     for engine in engines:
         engine.clear()
     run_with([engine.url for engine in engines], second)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 2, 3, SLICE_BYTES, 2 * SLICE_BYTES + 1])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_body_that_is_made_in_slices_is_the_whole_json(num_bytes: int, count: int, tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(num_bytes)
+    (tmp_path / "bucket").write_bytes(content)
+
+    async def made() -> bytes:
+        async with TensorFile(str(tmp_path / "bucket")) as file:
+            body = file.body(count)
+            first, second = [b"".join([part async for part in body.chunks()]) for _ in range(2)]
+            assert first == second
+            assert len(first) == body.num_bytes
+            return first
+
+    tree = json.loads(asyncio.run(made()))
+    assert [base64.b64decode(entry) for entry in tree.pop("serialized_named_tensors")] == [content] * count
+    assert tree == {"flush_cache": False, "abort_all_requests": False}
+
+
+def test_a_bucket_that_is_gone_is_told_as_it_is(engines: list[ScriptedEngine], tmp_path: Path) -> None:
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        with pytest.raises(ControlFailed, match="a bucket of weights must be there"):
+            await pool.streams.take_tensors(str(tmp_path / "gone"))
+        await pool.streams.abandon("default")
+
+    run_with([engine.url for engine in engines], work)
+
+
+def test_a_large_bucket_is_sent_beside_everything_else_and_is_never_held_whole(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    with bucket.open("wb") as file:
+        for number in range(256):
+            file.write(random.Random(number).randbytes(1 << 20))
+    turns, growth_bytes = 0, 0
+
+    async def watch(process: psutil.Process) -> None:
+        nonlocal turns, growth_bytes
+        before = process.memory_info().rss
+        while True:
+            turns += 1
+            growth_bytes = max(growth_bytes, process.memory_info().rss - before)
+            await asyncio.sleep(0.001)
+
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        await pool.streams.open("retract")
+        watcher = asyncio.create_task(watch(psutil.Process()))
+        await pool.streams.take_tensors(str(bucket))
+        watcher.cancel()
+        await pool.streams.abandon("default")
+
+    with ScriptedEngine.start(lengths=Lengths(tokens=8)) as engine:
+        run_with(engine, work, policy=quick(update_timeout_s=100.0))
+        assert engine.state()["weight_version"] == IN_PIECES
+    assert turns > 50  # the loop had its turn between slices
+    assert growth_bytes < bucket.stat().st_size // 3

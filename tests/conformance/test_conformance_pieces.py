@@ -5,6 +5,7 @@ import base64
 import json
 import pickle
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -43,7 +44,10 @@ async def send_tensors(pool: EnginePool, model: Any, label: str) -> None:
     await pool.pause("retract", may_be_none=True)
     await pool.streams.open("retract")
     for bucket in buckets_of(model):
-        await pool.streams.take_tensors(pickle.dumps(list(bucket.items()), protocol=4))
+        with NamedTemporaryFile() as file:
+            pickle.dump(list(bucket.items()), file, protocol=4)
+            file.flush()
+            await pool.streams.take_tensors(file.name)
     await publish(pool, label)
 
 

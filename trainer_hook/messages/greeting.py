@@ -47,7 +47,7 @@ class Welcome(Message):
     """Longest wait of a rank for a batch before the hub names who waits for whom."""
     publish: Via = Via.DISK
     """How weights are pushed by default."""
-    bucket_bytes: int = 512 << 20
+    bucket_bytes: int = 128 << 20
     """Weights are gathered and sent in pieces of about this size."""
     node: int = 0
     """Whose prompts this run takes."""

@@ -15,7 +15,7 @@ from trainer_hook.weights.gathering import Gathering, on_host
 from trainer_hook.weights.weight_base import WeightBase
 from trainer_hook.weights.weight_files import WeightFiles
 
-MAX_FILE_BYTES = 512 << 20
+MAX_FILE_BYTES = 128 << 20
 
 
 def publish(

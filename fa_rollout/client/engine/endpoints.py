@@ -22,6 +22,7 @@ from fa_rollout.client.base.errors import (
 from fa_rollout.client.base.policy import FailurePolicy, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
 from fa_rollout.client.engine.standing import Standing
+from fa_rollout.client.engine.tensor_body import TensorBody
 from fa_rollout.client.wire.stream import LastEvent
 from fa_rollout.client.wire.verdict import Verdict
 
@@ -111,12 +112,12 @@ class Engine:
         data = None if payload is None else msgspec.json.encode(payload)
         return await self._control(method, path, data, limit_s)
 
-    async def call_raw(self, path: str, body: bytes, *, timeout_s: float) -> dict[str, Any]:
-        """The same with the JSON of a body that is large and known already."""
-        return await self._control("POST", path, io.BytesIO(body), timeout_s)
+    async def call_with(self, path: str, body: TensorBody, *, timeout_s: float) -> dict[str, Any]:
+        """The same with a body that is made as it is sent."""
+        return await self._control("POST", path, body, timeout_s)
 
     async def _control(
-        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
+        self, method: str, path: str, data: bytes | TensorBody | None, limit_s: float
     ) -> dict[str, Any]:
         status, body = await self._exchange(method, path, data, limit_s)
         if hint := key_hint(status):
@@ -138,13 +139,17 @@ class Engine:
             return None
 
     async def _exchange(
-        self, method: str, path: str, data: bytes | io.BytesIO | None, limit_s: float
+        self, method: str, path: str, body: bytes | TensorBody | None, limit_s: float
     ) -> tuple[int, bytes]:
+        data: Any = body
+        headers = _JSON
+        if isinstance(body, TensorBody):
+            data, headers = body.chunks(), {**_JSON, "Content-Length": str(body.num_bytes)}
         try:
             async with (
                 asyncio.timeout(limit_s),
                 self._session.request(
-                    method, f"{self.url}{path}", data=data, headers=_JSON, allow_redirects=False
+                    method, f"{self.url}{path}", data=data, headers=headers, allow_redirects=False
                 ) as response,
             ):
                 if response.status >= 300:

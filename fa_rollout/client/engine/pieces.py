@@ -35,12 +35,6 @@ async def destroy_group(engine: Engine, name: str) -> None:
     engine.standing.groups.discard(name)
 
 
-def tensor_body(encoded: bytes, count: int) -> bytes:
-    """The JSON of a request; each worker takes an entry of its own, and each needs all of it."""
-    entries = b",".join([b'"' + encoded + b'"'] * count)
-    return b'{"serialized_named_tensors":[' + entries + b'],"flush_cache":false,"abort_all_requests":false}'
-
-
 def check(engine: Engine, answer: dict[str, Any]) -> None:
     """Raise ControlRefused where the answer says that it was not done."""
     if answer.get("success") is False:

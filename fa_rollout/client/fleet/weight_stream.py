@@ -9,7 +9,6 @@ then on it wants them. No request is ended.
 """
 
 import asyncio
-import base64
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -18,9 +17,9 @@ from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control, pieces
 from fa_rollout.client.engine.endpoints import Engine
+from fa_rollout.client.engine.tensor_body import TensorBody, TensorFile
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery, Weights
-from fa_rollout.own_threads import in_thread
 from trainer_hook.messages import GROUP_TIMEOUT_S, Audience, JoinGroup, TakeBroadcast
 
 T = TypeVar("T")
@@ -120,33 +119,17 @@ class WeightStream:
         )
         self._group = (stage.group, frozenset(offsets))
 
-    async def take_tensors(self, pickled: bytes) -> None:
-        """Every engine takes a bucket of tensors; one that is lost is left out from then on.
+    async def take_tensors(self, path: str) -> None:
+        """Every engine takes a bucket of tensors, a file; one that is lost is left out from then on.
 
         Raises:
             EnginesLost: all of them.
             ControlRefused: one refused.
+            ControlFailed: the file is gone.
         """
-        encoded = await in_thread(base64.b64encode, pickled)
-        bodies: dict[int, bytes] = {}
-        for engine in self._open_members():
-            count = self._num_workers(engine.url)
-            if count not in bodies:
-                bodies[count] = await in_thread(pieces.tensor_body, encoded, count)
-
-        async def take(engine: Engine) -> None:
-            body = bodies[self._num_workers(engine.url)]
-            limit_s = self._policy.update_timeout_s
-            answer = await control.insist(  # taken twice, they are the same tensors
-                engine,
-                lambda try_s: engine.call_raw(pieces.TENSORS, body, timeout_s=try_s),
-                limit_s=limit_s,
-                try_s=limit_s,
-                only_refused=True,
-            )
-            pieces.check(engine, answer)
-
-        await self._each(take)
+        self._open_members()
+        async with TensorFile(path) as file:
+            await self._each(lambda engine: self._take(engine, file.body(self._num_workers(engine.url))))
 
     async def take_broadcast(self, stage: TakeBroadcast) -> None:
         """Every engine receives these tensors from rank 0 of the group.
@@ -227,6 +210,17 @@ class WeightStream:
         await asyncio.gather(*(self._leave_groups(engine) for engine in self._fleet.members))
 
     # --- inside -----------------------------------------------------------------------------------
+
+    async def _take(self, engine: Engine, body: TensorBody) -> None:
+        limit_s = self._policy.update_timeout_s
+        answer = await control.insist(  # taken twice, they are the same tensors
+            engine,
+            lambda try_s: engine.call_with(pieces.TENSORS, body, timeout_s=try_s),
+            limit_s=limit_s,
+            try_s=limit_s,
+            only_refused=True,
+        )
+        pieces.check(engine, answer)
 
     async def _returning(self, mode: str) -> list[Engine]:
         """Engines that were lost and can take part. What they cannot is no error: they stay lost."""

@@ -6,7 +6,6 @@ leaves the update, however long engines would still wait for it.
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from fa_rollout.client.fleet.weight_stream import EnginesLost
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.generator.base.patience import outlasting_losses
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.own_threads import in_thread
 from trainer_hook.messages import (
     Audience,
     EngineStage,
@@ -72,7 +70,7 @@ class StreamStages:
             case JoinGroup():
                 await streams.join_group(stage)
             case TakeTensors():
-                await streams.take_tensors(await _read(stage.path))
+                await streams.take_tensors(stage.path)
             case TakeBroadcast():
                 await streams.take_broadcast(stage)
             case SealStream():
@@ -88,13 +86,6 @@ class StreamStages:
             lambda error: logger.warning("event=stream_waits error=%s", error),
             self._pool.policy.unavailable_timeout_s,
         )
-
-
-async def _read(path: str) -> bytes:
-    try:
-        return await in_thread(Path(path).read_bytes)
-    except OSError as error:  # a trainer that gave up has removed it
-        raise ControlFailed(f"a bucket of weights must be there to be sent: {error}") from error
 
 
 def may_retry(error: Exception) -> bool:
