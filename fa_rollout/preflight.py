@@ -31,6 +31,10 @@ from trainer_hook.printable import printable
 
 _FDS_BESIDE_REQUESTS = 128
 """Logs, libraries, reward workers, channel."""
+_BYTES_PER_TOKEN = 9
+"""Of a record: id, log-probability, mask."""
+_LEAST_TOKENS = 2
+"""Of a sample: one of the prompt and one of the answer."""
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -61,10 +65,15 @@ def _error(check: str, text: str, fix: str) -> Finding:
     return Finding(severity=Severity.ERROR, check=check, text=text, fix=fix)
 
 
+def _warning(check: str, text: str, fix: str) -> Finding:
+    return Finding(severity=Severity.WARNING, check=check, text=text, fix=fix)
+
+
 def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
     """All checks for a run on this machine, errors first."""
     findings = [
         *check_memory(config.ring.bytes, available_bytes()),
+        *check_lengths(config),
         *check_descriptors(num_requests(config)),
         *check_proxies(config.engine.urls, os.environ),
         *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
@@ -103,6 +112,31 @@ def check_memory(ring_bytes: int, headroom: Headroom) -> list[Finding]:
             fix="lower ring.bytes (a few steps' groups are enough), or raise that limit",
         )
     ]
+
+
+def check_lengths(config: Config) -> list[Finding]:
+    """Samples that no micro-batch holds, and steps that the ring cannot hold."""
+    findings = []
+    longest = config.sampling.max_new_tokens + (config.data.max_prompt_tokens or 1)
+    limit = config.trainer.max_tokens_per_micro_batch
+    if limit is not None and longest > limit:
+        text = (
+            f"a sample may reach {longest:,} tokens (sampling.max_new_tokens and its prompt), and "
+            f"trainer.max_tokens_per_micro_batch = {limit:,}: a group with a longer sample fails"
+        )
+        findings.append(_warning("lengths", text, "raise that limit, or lower sampling.max_new_tokens"))
+    num_samples = config.rollout.groups_per_step * config.rollout.samples_per_group
+    least = num_samples * _LEAST_TOKENS * _BYTES_PER_TOKEN
+    if least > config.ring.bytes:
+        text = f"ring.bytes = {config.ring.bytes:,} must hold the {num_samples:,} samples of a step at once"
+        findings.append(_error("lengths", text, f"set ring.bytes to {2 * least:,} at the very least"))
+    elif (most := num_samples * longest * _BYTES_PER_TOKEN) > config.ring.bytes:
+        text = (
+            f"a step of {num_samples:,} samples, each as long as sampling.max_new_tokens allows, takes "
+            f"{most:,} bytes, and ring.bytes = {config.ring.bytes:,}: a run whose steps do not fit ends"
+        )
+        findings.append(_warning("lengths", text, f"set ring.bytes to {most:,}, if answers may all be long"))
+    return findings
 
 
 def check_descriptors(num_concurrent: int, limit: int | None = None) -> list[Finding]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.config import ConfigError
+from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.model_name import name_of
 from fa_rollout.preflight import (
@@ -13,6 +13,7 @@ from fa_rollout.preflight import (
     check_command,
     check_data,
     check_descriptors,
+    check_lengths,
     check_memory,
     check_model,
     check_output,
@@ -183,3 +184,26 @@ def test_a_path_that_is_not_there_is_no_hub_name(tmp_path: Path, monkeypatch: py
 def test_the_folder_of_logs_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     assert "must be a folder" in only(check_output(str(tmp_path / "out" / "run"))).text
+
+
+def with_limits(**sections: dict[str, int]) -> list[Finding]:
+    rollout = {"num_steps": 1, "groups_per_step": 4, "samples_per_group": 4} | sections.pop("rollout", {})
+    tree = {
+        "data": {"path": "x"},
+        "rollout": rollout,
+        "reward": {"function": "a:b"},
+        "engine": {"model": "m"},
+    }
+    return check_lengths(from_dict(tree | sections))
+
+
+def test_lengths_that_cannot_go_together_are_known_before_the_run() -> None:
+    assert with_limits() == []
+    finding = only(with_limits(trainer={"max_tokens_per_micro_batch": 512}))
+    assert finding.severity is Severity.WARNING
+    assert "may reach 513 tokens" in finding.text
+    assert (
+        only(with_limits(ring={"bytes": 1 << 10}, sampling={"max_new_tokens": 8})).severity
+        is Severity.WARNING
+    )
+    assert only(with_limits(ring={"bytes": 100})).severity is Severity.ERROR

@@ -97,7 +97,8 @@ def _check_batch(config: Config) -> None:
     """A step that cannot be shared out, and a prompt that leaves no room for its answer."""
     rollout, trainer = config.rollout, config.trainer
     num_samples = rollout.groups_per_step * rollout.samples_per_group
-    if trainer.num_ranks is not None and num_samples < trainer.num_ranks:
+    is_fixed = rollout.generate is None  # a custom one may make several samples of each
+    if is_fixed and trainer.num_ranks is not None and num_samples < trainer.num_ranks:
         raise ConfigError(
             f"a step must have a sample for each of trainer.num_ranks = {trainer.num_ranks} ranks, found "
             f"{num_samples} "

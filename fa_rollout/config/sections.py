@@ -219,7 +219,9 @@ class Ring(_Section):
     checksum_payload: bool = False
     """Checksum whole records, not only their headers; for debugging."""
     lease_warning_s: SomeSeconds = 120.0
+    """A rank that holds views of a batch for this long after it left the step is named in a warning."""
     lease_deadline_s: SomeSeconds = 1800.0
+    """After this long the run ends: such views keep the ring from being used again."""
 
 
 class Trainer(_Section):

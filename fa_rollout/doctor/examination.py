@@ -47,6 +47,7 @@ async def examination(
     """
     outcomes = [
         *machine.memory(config),
+        *machine.lengths(config),
         *machine.shared_memory(),
         *machine.descriptors(config),
         *machine.proxies(config.engine.urls, os.environ),

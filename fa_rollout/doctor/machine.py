@@ -17,6 +17,7 @@ from fa_rollout.launcher.rundir import run_base
 from fa_rollout.preflight import (
     check_command,
     check_descriptors,
+    check_lengths,
     check_memory,
     check_output,
     check_proxies,
@@ -41,6 +42,11 @@ def memory(config: Config) -> list[Outcome]:
         f"the ring takes {size(config.ring.bytes)} of {size(headroom.available_bytes)}, by {headroom.limiter}"
     )
     return judged("memory", check_memory(config.ring.bytes, headroom), text)
+
+
+def lengths(config: Config) -> list[Outcome]:
+    """Samples against what a micro-batch and the ring hold."""
+    return judged("room", check_lengths(config), "the longest samples fit micro-batches and ring")
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:

@@ -123,6 +123,8 @@ def _lengths(
     middle, high, most = (int(np.percentile(lengths, q)) for q in (50, 99, 100))
     text = f"tokens{counted}: {middle:,} in the middle, {high:,} at 99 %, {most:,} at most"
     limits = {"data.max_prompt_tokens": config.data.max_prompt_tokens}
+    micro_batch = config.trainer.max_tokens_per_micro_batch
+    limits["trainer.max_tokens_per_micro_batch"] = None if micro_batch is None else micro_batch - 1
     limits["the engines' context"] = None if context_length is None else context_length - 2
     for name, limit in limits.items():
         if limit is not None and most > limit:

@@ -186,3 +186,34 @@ def test_a_group_that_takes_too_long_fails_by_its_deadline_and_its_requests_are_
         assert settled.outcome is m.Settlement.FAILED
         assert settled.reason == "deadline: not done within 0.5 s"
         hub.until(lambda: engine.state()["num_running"] == 0)
+
+
+def test_a_sample_that_no_micro_batch_holds_fails_its_group_and_the_run_goes_on(
+    tmp_path: Path, play: Play
+) -> None:
+    engine = play()
+    limit = len(prompt_ids(3)) + NUM_TOKENS - 1
+    tree = run_tree(tmp_path, engine.url, trainer={"max_tokens_per_micro_batch": limit})
+    with HubEnd(tree) as hub:
+        hub.wait_for(m.GeneratorReady)
+        hub.issue(3)
+        settled = hub.answers(1)[3]
+        assert isinstance(settled, m.Settled)
+        assert settled.outcome is m.Settlement.FAILED
+        assert (
+            f"over-long: a sample may have {limit} tokens (trainer.max_tokens_per_micro_batch)"
+            in settled.reason
+        )
+
+
+def test_a_prompt_that_no_micro_batch_holds_is_not_sent(tmp_path: Path, play: Play) -> None:
+    engine = play()
+    tree = run_tree(tmp_path, engine.url, trainer={"max_tokens_per_micro_batch": len(prompt_ids(3))})
+    with HubEnd(tree) as hub:
+        hub.wait_for(m.GeneratorReady)
+        engine.clear()
+        hub.issue(3)
+        settled = hub.answers(1)[3]
+        assert isinstance(settled, m.Settled)
+        assert "over-long: a prompt and its answer may have" in settled.reason
+        assert not engine.requests("/generate")

@@ -57,6 +57,7 @@ class Rig:
         self.last_words: m.RunEnded | None = None
         self.notices: list[str] = []
         self.progress: list[str] = []
+        self.is_open = False
         self._hooks: list[TrainerHook] = []
 
     def _plain(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Rig:
         return self
 
     def hear(self, timeout_s: float = 20.0) -> m.Message:
-        """The next message to the launcher that is no notice and no progress line."""
+        """The next message to the launcher beside notices, progress lines, and that the run is open."""
         while True:
             message = m.decode(self.channel.receive(timeout_s))
             match message:
@@ -94,6 +95,8 @@ class Rig:
                     self.notices.append(message.text)
                 case m.Progress():
                     self.progress.append(message.text)
+                case m.RunOpened():
+                    self.is_open = True
                 case _:
                     return message
 

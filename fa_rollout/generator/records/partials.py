@@ -68,6 +68,12 @@ class RestoredRecord:
         for target, array in zip(arrays, self.kept.arrays, strict=True):
             target[...] = array.array
 
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sample, the prompt's included."""
+        commit = self.kept.commit
+        return max(map(sum, zip(commit.prompt_lens, commit.response_lens, strict=True)), default=0)
+
     def commit_message(self, descriptor: Descriptor, lowest_open: int) -> Commit:
         """What the hub must know of the record."""
         return msgspec.structs.replace(

@@ -24,7 +24,7 @@ from fa_rollout.filters import FilterOutcome, GroupFilter, RejectionBound, defau
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
 from fa_rollout.generator.records.outbox import Outbox
-from fa_rollout.generator.records.partials import HeadStarts
+from fa_rollout.generator.records.partials import HeadStarts, RestoredRecord
 from fa_rollout.generator.records.sample_log import SampleLog
 from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot, reason_of
 from fa_rollout.generator.turns.job import Ending, Job
@@ -53,6 +53,7 @@ class GroupRunner:
         log: SampleLog,
     ) -> None:
         self._config = config
+        self._max_tokens = config.trainer.max_tokens_per_micro_batch
         self._source = source
         self._executor = executor
         self._filter = group_filter
@@ -81,6 +82,7 @@ class GroupRunner:
                 job.prompt_ids = order.prompt_ids
                 await self._head_starts.put_drafts(job)
                 executions = await self._executor.execute(job, slot, order)
+                self._check_lengths(executions)
                 scores = await self._executor.score(executions)
             samples = [sample for execution in executions for sample in execution]
             rejected = await self._judge(executions)
@@ -98,7 +100,7 @@ class GroupRunner:
     async def _restore(self, job: Job) -> bool:
         """Put a group back into the ring that a checkpoint kept whole."""
         record = await self._head_starts.record(job)
-        if record is None:
+        if record is None or not self._is_trainable(record):
             return False
         try:
             await self._outbox.put(record)
@@ -107,10 +109,27 @@ class GroupRunner:
             return False
         return True
 
+    def _is_trainable(self, record: RestoredRecord) -> bool:
+        """Whether each sample still fits a micro-batch, whose limit may be another than at the checkpoint."""
+        return self._max_tokens is None or record.longest <= self._max_tokens
+
+    def _check_lengths(self, executions: Executions) -> None:
+        """A sample that no micro-batch holds would stop the trainer, and again after every resume."""
+        for sample in (sample for samples in executions for sample in samples):
+            self._check_length("sample", len(sample.prompt_ids) + len(sample.response_ids))
+
+    def _check_length(self, what: str, num_tokens: int) -> None:
+        limit = self._max_tokens
+        if limit is not None and num_tokens > limit:
+            allowed = f"{limit} tokens (trainer.max_tokens_per_micro_batch)"
+            raise SampleFailed(f"over-long: a {what} may have {allowed}, found {num_tokens}")
+
     def _order(self, row: Row) -> Order:
+        prompt_ids = self._executor.encode(row)
+        self._check_length("prompt and its answer", len(prompt_ids) + 1)
         return Order(
             row=row,
-            prompt_ids=self._executor.encode(row),
+            prompt_ids=prompt_ids,
             num_samples=self._config.rollout.samples_per_group,
             sampling=self._config.sampling,
         )

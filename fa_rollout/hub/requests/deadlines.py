@@ -1,9 +1,23 @@
 """Deadlines: no wait without a bound, and a name for whoever is waited for."""
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+
 from fa_rollout.hub.core import Core
+from fa_rollout.hub.state.world import Attachment
+from shm.statistics import Obstacle
 
 RING_STUCK_S = 2.0
 """A ring that stands still for so long, with nothing running, stands still for good."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _LateLease:
+    """A record at the ring's tail that is still leased though its step was left."""
+
+    sequence: int
+    since_s: float
+    is_told: bool = False
 
 
 class Watch:
@@ -11,7 +25,7 @@ class Watch:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._warned_lease: int | None = None
+        self._late_lease: _LateLease | None = None
         self._ring_stuck_since_s: float | None = None
 
     def tick(self, now_s: float) -> None:
@@ -30,32 +44,46 @@ class Watch:
                 self._core.refuse(rank, rank.saving.request, "Stalled", text)
                 rank.saving = None
         self._watch_ring(now_s)
-        self._watch_leases()
+        self._watch_leases(now_s)
         if self._core.flow is not None and len(self._core.flow.kept):
             self._core.flow.kept.prune()
 
-    def _watch_leases(self) -> None:
-        """One old lease holds the whole ring back: name it, and end the run at the deadline."""
+    def _watch_leases(self, now_s: float) -> None:
+        """A lease of a step that was left holds the ring back: name it, and end the run at the deadline.
+
+        A step may take as long as it likes: what its ranks still use is in nobody's way.
+        """
         obstacle = self._core.table.obstacle()
-        if obstacle is None or not obstacle.holders:
-            self._warned_lease = None
+        late = [] if obstacle is None else self._late_holders(obstacle)
+        if obstacle is None or not late:
+            self._late_lease = None
             return
-        names = [r.name for r in self._core.world.members.values() if r.number in obstacle.holders]
+        if self._late_lease is None or self._late_lease.sequence != obstacle.sequence:
+            self._late_lease = _LateLease(sequence=obstacle.sequence, since_s=now_s)
+        lease = self._late_lease
         text = (
-            f"record {obstacle.sequence} ({obstacle.length} bytes) has been leased by {', '.join(names)} for "
-            f"{obstacle.age_s:.0f} s and holds {obstacle.stuck_bytes} free bytes of the ring back"
+            f"{', '.join(late)} left the step of record {obstacle.sequence} ({obstacle.length} bytes) "
+            f"{now_s - lease.since_s:.0f} s ago and still holds views of it, which keep "
+            f"{obstacle.stuck_bytes} free bytes of the ring from use; drop the views of its batch, or "
+            "take batches with copy=True"
         )
-        if obstacle.age_s > self._core.config.ring.lease_deadline_s:
-            self._core.give_up(
-                "Stalled",
-                f"{text}; a batch must end within ring.lease_deadline_s, or be taken with copy=True",
-            )
-        elif (
-            obstacle.age_s > self._core.config.ring.lease_warning_s
-            and self._warned_lease != obstacle.sequence
-        ):
-            self._warned_lease = obstacle.sequence
-            self._core.warn(f"{text}; drop the views of its batch, or take batches with copy=True")
+        if now_s - lease.since_s > self._core.config.ring.lease_deadline_s:
+            self._core.give_up("Stalled", f"{text} (ring.lease_deadline_s)")
+        elif now_s - lease.since_s > self._core.config.ring.lease_warning_s and not lease.is_told:
+            lease.is_told = True
+            self._core.warn(text)
+
+    def _late_holders(self, obstacle: Obstacle) -> list[str]:
+        """Who holds a record without being in its step."""
+        members: dict[Hashable, Attachment] = {
+            rank.number: rank for rank in self._core.world.members.values()
+        }
+        ranks = [members.get(number) for number in obstacle.holders]
+        return [
+            "a rank that has left" if rank is None else rank.name
+            for rank in ranks
+            if rank is None or not self._core.steps.uses(rank, obstacle.sequence)
+        ]
 
     def _watch_ring(self, now_s: float) -> None:
         """A ring too small for one step stands still for good: say so."""

@@ -36,7 +36,9 @@ class RankDesk:
         """A rank comes."""
         if self._core.fatal is not None:
             return m.Refused(error=self._core.fatal.error, text=self._core.fatal.text)
-        refusal = self._core.world.refusal(hello) or self._shards.refusal(hello)
+        refusal = (
+            self._core.world.refusal(hello) or self._shards.refusal(hello) or self._too_many_ranks(hello)
+        )
         if refusal is not None:
             return m.Refused(error="HookStateError", text=refusal)
         self._restarts.joins()
@@ -48,6 +50,19 @@ class RankDesk:
             "attached", rank=hello.dp_rank, peer=hello.peer, pid=hello.pid, attach=rank.number
         )
         return rank
+
+    def _too_many_ranks(self, hello: m.Hello) -> str | None:
+        """Why a step cannot be shared out over so many ranks; None when it can, or when user code decides how
+        many samples it has."""
+        rollout = self._core.config.rollout
+        num_samples = rollout.groups_per_step * rollout.samples_per_group
+        if hello.dp_size <= num_samples or rollout.generate is not None:
+            return None
+        return (
+            f"a step must have at least one sample for every data-parallel rank; found {num_samples} samples "
+            f"for {hello.dp_size} ranks; raise rollout.groups_per_step or rollout.samples_per_group, or use "
+            "fewer ranks"
+        )
 
     def welcome(self, rank: Attachment) -> m.Welcome:
         """What a rank needs to know."""

@@ -66,6 +66,11 @@ class Steps:
                 return number
         return None
 
+    def uses(self, rank: Attachment, sequence: int) -> bool:
+        """Whether a rank needs a record for a step that it has yet to leave."""
+        parts = (o.batches[rank.hello.dp_rank] for o in self._open.values() if rank.key not in o.outcomes)
+        return any(handout.sequence == sequence for part in parts for handout in part.records)
+
     @property
     def is_full(self) -> bool:
         """Whether the next step waits for the slowest rank to end its last one."""
