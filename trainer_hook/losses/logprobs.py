@@ -124,13 +124,20 @@ class _Selected(torch.autograd.Function):
             scale_c = grad_R[part] / temperatures_R[part]
             grad_cV = softmax_cV.mul_(-scale_c[:, None])
             grad_cV.scatter_add_(-1, ids_R[part, None], scale_c[:, None])
-            grad_MV[rows_R[part]] = grad_cV.to(grad_MV.dtype)
+            grad_MV[_rows_at(rows_R[part])] = grad_cV.to(grad_MV.dtype)
         return grad_MV, None, None, None, None
 
 
 def _chunks(num_rows: int, vocabulary: int) -> Iterator[slice]:
     size = max(1, _CHUNK_ELEMENTS // vocabulary)
     return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
+
+
+def _rows_at(rows_c: torch.Tensor) -> slice | torch.Tensor:
+    """An index for these rows: a slice, which copies nothing, where they follow one another."""
+    first, last = int(rows_c[0]), int(rows_c[-1])
+    follow = last - first == len(rows_c) - 1 and bool((rows_c.diff() == 1).all())
+    return slice(first, last + 1) if follow else rows_c
 
 
 def _scaled(
@@ -141,7 +148,8 @@ def _scaled(
     support: Support | None,
 ) -> torch.Tensor:
     """[c, V] float32, fresh memory: rows of logits over their temperatures, -inf outside of the support."""
-    scaled_cV = logits_MV[rows_R[part]].float().div_(temperatures_R[part, None])
+    rows_cV = logits_MV[_rows_at(rows_R[part])]
+    scaled_cV = rows_cV.to(torch.float32, copy=True).div_(temperatures_R[part, None])
     if support is None:
         return scaled_cV
     offsets, ids_S = support
