@@ -1,7 +1,7 @@
 """A job that must be trained to its end, through as many launches as that takes.
 
-In: a folder. Out: engines on fixed ports that are started again whenever they die, and launches of the whole
-system below them. Nothing here kills anything; see `storm`.
+In: a folder. Out: engines on fixed ports that are started again whenever they die, each with a journal of
+what it sampled, and launches of the whole system below them. Nothing here kills anything; see `storm`.
 """
 
 import contextlib
@@ -14,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import msgspec
 import psutil
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from fa_rollout.engines.scripted.journal import Entry
 from fa_rollout.engines.tiny_model import write_tiny_model
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "
@@ -32,7 +34,13 @@ POLICIES = ("wait", "wait", "drop", "retry")
 PROTOCOLS: tuple[Literal["0.5.15", "0.5.23"], ...] = ("0.5.23", "0.5.15")
 """Engines that tell the version of each token, and such as do not."""
 ROUTED = 0.25
-"""Share of the jobs whose engines stand behind a router, which is not struck."""
+"""Share of the jobs whose engines are behind a router, which is not struck."""
+WITH_USER_FAULTS = 0.5
+"""Share of the jobs whose own generate and reward functions misbehave; see `user_code`."""
+FULL_OUTPUT = 0.15
+"""Share of the launches whose output goes to a full disk."""
+STALE_RESTARTS = 0.4
+"""Share of the engines that come back with weights that they had some time before, and tell that label."""
 PUBLISHERS = ("disk", "disk", "tensor")
 """How weights get to the engines: by files, or in a stream that no file holds."""
 GRACE_S = 3.0
@@ -41,17 +49,22 @@ _CONFIG = """\
 [data]
 path = {prompts}
 seed = {seed}
+metadata_keys = ["marks"]
 [rollout]
 num_steps = {num_steps}
 groups_per_step = {groups_per_step}
 samples_per_group = {samples_per_group}
 staleness = {staleness}
 staleness_policy = "{policy}"
+idle_timeout_s = 20
+max_failure_rate = 0.6
+{generate}
 [sampling]
 max_new_tokens = {max_new_tokens}
 [reward]
 function = "tests.chaos.user_code:reward"
 num_workers = 2
+timeout_s = 15
 [engine]
 urls = {urls}
 router = {router}
@@ -88,8 +101,9 @@ class Job:
         policy: str | None = None,
         publish: str | None = None,
         router: bool | None = None,
+        user_faults: bool | None = None,
     ) -> None:
-        """`policy`, `publish`, `router`: None: by the seed."""
+        """`policy`, `publish`, `router`, `user_faults`: None: by the seed."""
         self.folder, self.num_steps, self.seed = folder, num_steps, seed
         dice = random.Random(seed)
         by_seed = dice.choice(POLICIES)
@@ -99,11 +113,19 @@ class Job:
         self.publish = publish or publish_by_seed
         has_router_by_seed = dice.random() < ROUTED
         self.has_router = has_router_by_seed if router is None else router
+        has_user_faults_by_seed = dice.random() < WITH_USER_FAULTS
+        self.has_user_faults = has_user_faults_by_seed if user_faults is None else user_faults
+        self._dice = dice
         for name in ("steps", "tmp"):
             (folder / name).mkdir(parents=True)
         write_tiny_model(folder / "model", characters=CHARACTERS)
         self.prompts = [f"prompt {index} of job {seed}" for index in range(NUM_PROMPTS)]
-        rows = [json.dumps({"prompt": text, "label": str(row)}) for row, text in enumerate(self.prompts)]
+        self.marks = folder / "marks.jsonl"
+        marks = str(self.marks) if self.has_user_faults else ""
+        rows = [
+            json.dumps({"prompt": text, "label": str(row), "marks": marks})
+            for row, text in enumerate(self.prompts)
+        ]
         (folder / "prompts.jsonl").write_text("\n".join(rows))
         self._script = Script(
             vocab_size=VOCAB_SIZE,
@@ -115,13 +137,20 @@ class Job:
         self.engines: list[ScriptedEngine] = []
         self.router: ScriptedEngine | None = None
         try:
-            self.engines += [ScriptedEngine.start(self._script) for _ in range(num_engines)]
+            self.engines += [self._engine(place) for place in range(num_engines)]
             if self.has_router:
                 self.router = ScriptedEngine.start(Script(workers=[engine.url for engine in self.engines]))
         except BaseException:
             self.close()
             raise
         self._write_config()
+
+    def _engine(self, place: int, **changes: Any) -> ScriptedEngine:
+        return ScriptedEngine.start(self._script, journal=str(self.journal(place)), **changes)
+
+    def journal(self, place: int) -> Path:
+        """What an engine sampled in all its lives."""
+        return self.folder / f"journal-{place}.jsonl"
 
     def _write_config(self) -> None:
         text = _CONFIG.format(
@@ -132,6 +161,7 @@ class Job:
             samples_per_group=SAMPLES_PER_GROUP,
             staleness=STALENESS,
             policy=self.policy,
+            generate='generate = "tests.chaos.user_code:generate"' if self.has_user_faults else "",
             publish=self.publish,
             max_new_tokens=MAX_NEW_TOKENS,
             urls=json.dumps([engine.url for engine in ([self.router] if self.router else self.engines)]),
@@ -149,7 +179,17 @@ class Job:
             if engine.process.poll() is not None:
                 port = int(engine.url.rsplit(":", 1)[1])
                 engine.stop()
-                self.engines[place] = ScriptedEngine.start(self._script, port=port)
+                label = self._dice.choice(self._labels(place) or ["default"])
+                is_stale = self._dice.random() < STALE_RESTARTS
+                self.engines[place] = self._engine(
+                    place, port=port, weight_version=label if is_stale else "default"
+                )
+
+    def _labels(self, place: int) -> list[str]:
+        """Of the weights that an engine has sampled with."""
+        lines = self.journal(place).read_bytes().splitlines() if self.journal(place).exists() else []
+        spans = [span for line in lines[-200:] for span in msgspec.json.decode(line, type=Entry).spans]
+        return list(dict.fromkeys(label for label, _ in spans))
 
     def checkpoint(self) -> dict[str, Any] | None:
         path = self.folder / "checkpoint.json"
@@ -190,9 +230,11 @@ PARTS = {
 class Launch:
     """One launcher and all below it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, has_full_output: bool = False) -> None:
+        """`has_full_output`: all that it and its children print meets a full disk."""
         self.job = job
-        self._log = (job.folder / "launches.log").open("ab")
+        output = Path("/dev/full") if has_full_output else job.folder / "launches.log"
+        self._log = output.open("ab", buffering=0)
         command = [sys.executable, "-m", "fa_rollout.cli", "run", str(job.folder / "run.toml")]
         self.process = subprocess.Popen(
             [*command, "--", sys.executable, "-m", "tests.chaos.trainer", str(job.folder)],

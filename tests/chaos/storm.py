@@ -1,37 +1,57 @@
-"""Kills and stops at random moments, until a job is trained and the storm has spent itself.
+"""Faults at random moments, until a job is trained and the storm has spent itself.
 
 Invariant: all that is signalled was started by the storm's own launches or engines, by pid; whatever ends a
 launch, nothing of it is left `LEFTOVER_S` later, and the next one goes on from the checkpoint.
+
+| fault | of | for |
+|---|---|---|
+| SIGKILL | every process | good; engines and launches are started again |
+| SIGTERM | the launcher | good |
+| SIGSTOP | every process but the router | 0.1 to 40 s |
+| trouble (`trouble`) | one engine | 1 to 8 s |
+| full disk | generator, hub | 1 to 4 s: no file of theirs can grow |
+| full output | a whole launch | all of it |
 """
 
 import contextlib
 import random
+import resource
 import signal
 import time
+import urllib.error
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
 
-from tests.chaos.job import Job, Launch
+from fa_rollout.engines.scripted import Rule
+from tests.chaos.job import FULL_OUTPUT, Job, Launch
+from tests.chaos.trouble import KINDS
 
 LEFTOVER_S = 15.0
 """From a launcher's end to the end of all that it started; most of it is for a busy machine."""
-LAUNCH_S = 240.0
+LAUNCH_S = 400.0
 EXIT_CODES = {0, 70, 137, 143}
 """Ways for a launch to end in a storm."""
 
-WEIGHTS = {
+KILLED = {
     "generator": 6,
+    "spare": 1,
     "engine": 4,
     "rank": 4,
     "hub": 2,
-    "launcher": 2,
+    "launcher": 3,
     "agent": 1,
     "reward worker": 4,
 }
-STOPPED = ("generator", "engine", "rank", "hub", "launcher")
-STOP_S = (0.1, 1.5)
+"""How often, for each part."""
+STOPPED = {"generator": 4, "spare": 1, "engine": 3, "rank": 3, "hub": 2, "launcher": 1, "reward worker": 2}
+STOP_S = ((0.7, 0.1, 1.5), (0.2, 1.5, 8.0), (0.1, 8.0, 40.0))
+"""(share, shortest, longest) of the stops."""
+FAULTS = {"kill": 8, "stop": 5, "trouble": 8, "full disk": 1}
+TROUBLE_S = (1.0, 8.0)
+FULL_DISK_S = (1.0, 4.0)
 PAUSE_S = (0.05, 1.2)
 
 
@@ -48,6 +68,9 @@ class Account:
     untrained: Counter[str] = field(default_factory=Counter)
     """Why groups ended that were not trained."""
     num_launches: int = 0
+    num_samples: int = 0
+    has_whole_log: bool = True
+    """No fault has kept the hub from writing its log."""
 
     @property
     def num_kills(self) -> int:
@@ -62,8 +85,9 @@ class Storm:
         self.account = Account()
         self._dice = random.Random(seed)
         self._left = num_strikes
-        self._stopped: list[tuple[float, psutil.Process]] = []
-        """When to continue whom."""
+        self._due: list[tuple[float, Callable[[], object]]] = []
+        """When to do what: the ends of faults that last."""
+        self._stopped: set[int] = set()
 
     def run(self) -> Account:
         """Launch until the job is trained.
@@ -73,12 +97,14 @@ class Storm:
         """
         while not self.job.is_trained:
             self.account.num_launches += 1
-            launch = Launch(self.job)
+            has_full_output = self._dice.random() < FULL_OUTPUT
+            self.account.struck["launch full output"] += has_full_output
+            launch = Launch(self.job, has_full_output=has_full_output)
             try:
                 self._weather(launch)
                 self._ended(launch)
             finally:
-                self._continue_all()
+                self._end_faults(float("inf"))
                 launch.destroy()
         return self.account
 
@@ -89,31 +115,98 @@ class Storm:
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise StormFailed(f"a launch must end within {LAUNCH_S:.0f} s; alive: {launch.left()}")
-            self._continue_due(now_s)
+            self._end_faults(now_s)
             self.job.revive_engines()
             if self._left > 0 and now_s >= next_s:
-                self._strike(launch)
-                next_s = now_s + self._dice.uniform(*PAUSE_S)
+                self._left -= self._strike(launch)
+                next_s = time.monotonic() + self._dice.uniform(*PAUSE_S)
             launch.look()
             time.sleep(0.02)
 
-    def _strike(self, launch: Launch) -> None:
-        part = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _strike(self, launch: Launch) -> bool:
+        """One fault; False where its target is not there."""
+        match _choose(self._dice, FAULTS):
+            case "kill":
+                return self._kill(launch)
+            case "stop":
+                return self._stop(launch)
+            case "trouble":
+                return self._trouble()
+            case _:
+                return self._fill_disk(launch)
+
+    def _kill(self, launch: Launch) -> bool:
+        part = _choose(self._dice, KILLED)
+        signum = signal.SIGTERM if part == "launcher" and self._dice.random() < 0.5 else signal.SIGKILL
+        return self._signal(part, launch, signum) is not None
+
+    def _stop(self, launch: Launch) -> bool:
+        target = self._signal(_choose(self._dice, STOPPED), launch, signal.SIGSTOP)
+        if target is None:
+            return False
+        (bounds,) = self._dice.choices([s[1:] for s in STOP_S], [s[0] for s in STOP_S])
+        self._stopped.add(target.pid)
+        self._later(self._dice.uniform(*bounds), lambda: self._continue(target))
+        return True
+
+    def _trouble(self) -> bool:
+        place = self._dice.randrange(len(self.job.engines))
+        kind = self._dice.choice(list(KINDS))
+        name = self._dice.choice(list(KINDS[kind]))
+        if not self._tell(place, KINDS[kind][name]):
+            return False
+        self.account.struck[f"engine {kind}: {name}"] += 1
+        self._later(self._dice.uniform(*TROUBLE_S), lambda: self._tell(place, []))
+        return True
+
+    def _fill_disk(self, launch: Launch) -> bool:
+        part = self._dice.choice(["generator", "hub"])
+        targets = self._targets(part, launch)
+        if not targets or not launch.find("rank"):  # by then all memory is there, which the limit is for too
+            return False
+        target = self._dice.choice(targets)
+        try:
+            limits = target.rlimit(resource.RLIMIT_FSIZE)
+            target.rlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+        self.account.struck[f"{part} full disk"] += 1
+        self.account.has_whole_log &= part != "hub"
+        self._later(self._dice.uniform(*FULL_DISK_S), lambda: self._empty_disk(target, launch, limits))
+        return True
+
+    def _empty_disk(self, target: psutil.Process, launch: Launch, limits: tuple[int, int]) -> None:
+        """Of the target and of those that it has started meanwhile."""
+        launch.look()
+        for process in [target, *launch.seen.values()]:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.rlimit(resource.RLIMIT_FSIZE)[0] == 4096:
+                    process.rlimit(resource.RLIMIT_FSIZE, limits)
+
+    def _tell(self, place: int, rules: list[Rule]) -> bool:
+        """Have an engine obey these rules, if it can hear."""
+        engine = self.job.engines[place]
+        if engine.process.poll() is not None or engine.process.pid in self._stopped:
+            return False
+        try:
+            engine.configure(rules=rules)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):  # it died meanwhile
+            return False
+        return True
+
+    def _signal(self, part: str, launch: Launch, signum: signal.Signals) -> psutil.Process | None:
         targets = self._targets(part, launch)
         if not targets:
-            return
+            return None
         target = self._dice.choice(targets)
-        stops = part in STOPPED and self._dice.random() < 0.25
-        terms = part == "launcher" and not stops and self._dice.random() < 0.5
-        signum = signal.SIGSTOP if stops else signal.SIGTERM if terms else signal.SIGKILL
-        with contextlib.suppress(psutil.NoSuchProcess):
+        try:
             target.send_signal(signum)
-            self._left -= 1
-            self.account.struck[f"{part} {signum.name}"] += 1
-        if stops:
-            # One generator in two stays stopped for longer than its heartbeat allows.
-            long_s = 4.0 if part == "generator" and self._dice.random() < 0.5 else 0.0
-            self._stopped.append((time.monotonic() + self._dice.uniform(*STOP_S) + long_s, target))
+        except psutil.NoSuchProcess:
+            return None
+        self.account.struck[f"{part} {signum.name}"] += 1
+        return target
 
     def _targets(self, part: str, launch: Launch) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -121,18 +214,27 @@ class Storm:
                 return [psutil.Process(launch.process.pid)]
             if part == "engine":
                 return [psutil.Process(engine.process.pid) for engine in self.job.engines]
+            if part in ("generator", "spare"):
+                found = sorted(launch.find("generator"), key=lambda process: process.create_time())
+                return found[:1] if part == "generator" else found[1:]
             return launch.find(part)
         return []
 
-    def _continue_due(self, now_s: float) -> None:
-        due = [entry for entry in self._stopped if entry[0] <= now_s]
-        for entry in due:
-            self._stopped.remove(entry)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                entry[1].send_signal(signal.SIGCONT)
+    # --- ends of faults ---------------------------------------------------------------------------
 
-    def _continue_all(self) -> None:
-        self._continue_due(float("inf"))
+    def _later(self, delay_s: float, action: Callable[[], object]) -> None:
+        self._due.append((time.monotonic() + delay_s, action))
+
+    def _continue(self, target: psutil.Process) -> None:
+        self._stopped.discard(target.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            target.send_signal(signal.SIGCONT)
+
+    def _end_faults(self, now_s: float) -> None:
+        due = [entry for entry in self._due if entry[0] <= now_s]
+        for entry in due:
+            self._due.remove(entry)
+            entry[1]()
 
     def _ended(self, launch: Launch) -> None:
         """A launch is over: its exit code is known, and nothing of it is left."""
@@ -143,7 +245,11 @@ class Storm:
             raise StormFailed(f"a launch must end in one of {EXIT_CODES}, found {code}")
         deadline_s = time.monotonic() + LEFTOVER_S
         while left := launch.left():
-            self._continue_due(time.monotonic())
+            self._end_faults(float("inf"))
             if time.monotonic() > deadline_s:
                 raise StormFailed(f"nothing may outlive a launch for {LEFTOVER_S:.0f} s; alive: {left}")
             time.sleep(0.05)
+
+
+def _choose(dice: random.Random, weights: dict[str, int]) -> str:
+    return dice.choices(list(weights), list(weights.values()))[0]

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import ledger
-from tests.chaos.__main__ import weather
+from tests.chaos import ledger, truth
+from tests.chaos.__main__ import Results, weather
+from tests.chaos.storm import Account
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(300)
 def test_a_job_survives_a_storm_with_every_prompt_trained_once(tmp_path: Path) -> None:
-    account = weather(tmp_path / "job", seed=3, num_steps=12, num_strikes=7)
-    assert account.num_kills > 0  # a fast machine trains the job before the storm has spent itself
+    account = weather(tmp_path / "job", seed=3, num_steps=12, num_strikes=8)
+    assert account.struck.total() > 0  # a fast machine trains the job before the storm has spent itself
 
 
 def life(*events: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,3 +47,43 @@ def test_the_checker_of_the_log_sees_broken_rules(events: list[dict[str, Any]], 
         return
     with pytest.raises(AssertionError, match=rule):
         ledger.check(events)
+
+
+PIECES = [
+    truth.Piece(key=0, start=2, ids=[5, 6], logprobs=[-1.0, -2.0], versions=[3, 3]),
+    truth.Piece(key=0, start=4, ids=[7], logprobs=[-3.0], versions=[4]),
+]
+SAMPLE = {
+    "prompt_length": 2,
+    "tokens": [8, 9, 5, 6, 7],
+    "logprobs": [-1.0, -2.0, -3.0],
+    "spans": [[3, 2], [4, 3]],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"tokens": [8, 9, 5, 6, 6]}, False),
+        ({"logprobs": [-1.0, -2.0, -3.5]}, False),
+        ({"spans": [[3, 3]]}, False),
+        (
+            {"tokens": [8, 9, 5, 6, 7, 7], "logprobs": [-1.0, -2.0, -3.0, -3.0], "spans": [[3, 2], [4, 4]]},
+            False,
+        ),
+    ],
+)
+def test_what_no_engine_sampled_is_found(changes: dict[str, Any], holds: bool) -> None:
+    assert truth._is_made_of(SAMPLE | changes, PIECES) is holds
+
+
+def test_a_storm_that_goes_on_adds_its_figures_up(tmp_path: Path) -> None:
+    for seed in range(2):
+        results = Results(tmp_path / "results.jsonl")
+        assert not results.has(seed)
+        account = Account(num_launches=2, num_samples=8)
+        account.struck.update({"hub SIGKILL": 1, "rank SIGSTOP": 2})
+        results.add(seed, account, 1.0)
+    expected = "jobs=2 failed=0 faults=6 (2 kills, 4 stops, 0 engine faults, 0 user faults, 0 full disks)"
+    assert Results(tmp_path / "results.jsonl").closing().startswith(expected)

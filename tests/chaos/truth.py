@@ -1,23 +1,26 @@
-"""What a finished job must have trained, from its checkpoint and what its ranks wrote down.
+"""What a finished job must have trained, from its checkpoint and what its ranks, engines and user code wrote.
 
-Invariant checked: every group that was ever taken is trained once or named by the log as failed or dropped;
-tokens, log-probabilities, versions and rewards of each sample are those of its own prompt; no sample is
-staler than the bound.
+Invariant checked: every group that was ever taken is trained once, or ended for a cause that user code wrote
+down or that the staleness policy allows; every trained token, with its log-probability and its version, was
+sampled by an engine for this sample, as the engine's own journal has it; no sample is staler than the bound.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from fa_rollout.data.order import epoch_order
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.engines.scripted import EOS_ID, expected_ids, expected_logprobs, sequence_key
+from fa_rollout.engines.scripted import EOS_ID, expected_ids, sequence_key
+from fa_rollout.engines.scripted.journal import Entry
 from tests.chaos.job import (
     GROUPS_PER_STEP,
     NUM_PROMPTS,
@@ -27,10 +30,9 @@ from tests.chaos.job import (
     Job,
 )
 from tests.chaos.trainer import NUM_RANKS
-from tests.chaos.user_code import reward_of
+from tests.chaos.user_code import HARMLESS, reward_of
 
 Trained = dict[str, Any]
-FloatArray = npt.NDArray[np.float32]
 
 
 def trained_samples(job: Job) -> list[Trained]:
@@ -47,8 +49,8 @@ def trained_samples(job: Job) -> list[Trained]:
     ]
 
 
-def check_conservation(job: Job, samples: Iterable[Trained], settled: dict[int, str]) -> None:
-    """`settled`: groups that the log names as ended untrained, and how."""
+def check_conservation(job: Job, samples: Iterable[Trained], settled: dict[int, str] | None) -> None:
+    """`settled`: groups that the log names as ended untrained, and how; None: the log is not whole."""
     saved = job.checkpoint()
     assert saved is not None
     state = saved["state"]
@@ -64,8 +66,12 @@ def check_conservation(job: Job, samples: Iterable[Trained], settled: dict[int, 
     ended = taken - groups - unfinished
     ends = state["ends"]
     assert len(ended) == ends["filtered"] + ends["failed"] + ends["dropped"], (ended, ends)
-    unnamed = ended - settled.keys()
-    assert not unnamed, f"neither trained, nor unfinished, nor named by the log: {unnamed}"
+    if settled is not None:
+        unnamed = ended - settled.keys()
+        assert not unnamed, f"neither trained, nor unfinished, nor named by the log: {unnamed}"
+    elif job.policy == "wait":
+        unnamed = ended - {mark["group"] for mark in marks(job)}
+        assert not unnamed, f"neither trained, nor unfinished, nor struck by user code: {unnamed}"
     assert ends["trained"] == len(groups)
 
 
@@ -78,11 +84,29 @@ def check_epochs(job: Job, samples: Iterable[Trained]) -> None:
         assert sample["label"] == str(sample["row"])
 
 
+def check_ends(job: Job, settled: dict[int, str]) -> None:
+    """Groups end untrained for a known cause: user code that misbehaved, or the staleness policy."""
+    may_fail = {mark["group"] for mark in marks(job) if mark["fault"] not in HARMLESS}
+    dropped = {group for group, why in settled.items() if why.startswith("dropped")}
+    assert job.policy != "wait" or not dropped, f"nothing is dropped under wait: {dropped}"
+    unexplained = {group: why for group, why in settled.items() if group not in may_fail | dropped}
+    assert not unexplained, f"ended though no user code misbehaved: {unexplained}"
+
+
+def marks(job: Job) -> list[dict[str, Any]]:
+    """What user code wrote down before it misbehaved."""
+    lines = job.marks.read_text().splitlines() if job.marks.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def check_truth(job: Job, samples: Iterable[Trained]) -> None:
-    """Tokens, log-probabilities and rewards are those of the sample's own prompt and versions."""
+    """Every token was sampled by an engine for this very sample, as the engines' own journals have it.
+
+    Prompts, rewards and staleness are checked too; tokens also against the function that engines sample by.
+    """
     tokenizer = Tokenizer.load(job.folder / "model")
-    lineages = _lineages(job)
     prompts = [_prompt_ids(tokenizer, text) for text in job.prompts]
+    pieces = read_journals(job)
     for sample in samples:
         prompt = prompts[sample["row"]]
         tokens, length = sample["tokens"], sample["prompt_length"]
@@ -92,51 +116,86 @@ def check_truth(job: Job, samples: Iterable[Trained]) -> None:
         if sample["finish"] == "stop":
             expected[-1] = EOS_ID
         assert tokens[length:] == expected, f"the tokens of group {sample['group']}"
+        found = pieces.get((sample["group"], sample["member"]), [])
+        made = [piece for piece in found if piece.key == key]
+        assert _is_made_of(sample, made), f"no engine sampled group {sample['group']}: {sample}, {made}"
         assert sample["reward"] == np.float32(reward_of(expected)), f"the reward of group {sample['group']}"
-        _check_logprobs(sample, key, lineages)
         assert sample["staleness"] is not None, "every engine tells versions"
         assert sample["staleness"] <= STALENESS, f"group {sample['group']} is too stale"
         oldest = min(version for version, _ in sample["spans"])
         assert sample["staleness"] == sample["version"] - oldest
 
 
-def _check_logprobs(sample: Trained, key: int, lineages: list[str]) -> None:
-    start, length = 0, sample["prompt_length"]
-    found = np.asarray(sample["logprobs"], np.float32)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One answer of an engine, as the engine wrote it down."""
+
+    key: int
+    start: int
+    """Length of what the request began with."""
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    """Of each token, by the label that the engine had."""
+
+
+def read_journals(job: Job) -> dict[tuple[int, int], list[Piece]]:
+    """By (group, member), which the ids of requests name."""
+    found: dict[tuple[int, int], list[Piece]] = {}
+    for place in range(len(job.engines)):
+        for line in job.journal(place).read_bytes().splitlines():
+            try:
+                entry = msgspec.json.decode(line, type=Entry)
+            except msgspec.DecodeError:  # a kill cut the line short, so that its answer was never sent
+                continue
+            name = re.search(r"-g(\d+)\.\d+-m(\d+)", entry.rid)
+            if name is not None and entry.spans:
+                found.setdefault((int(name[1]), int(name[2])), []).append(_piece(entry))
+    return found
+
+
+def _piece(entry: Entry) -> Piece:
+    answer = msgspec.json.decode(entry.answer)
+    versions: list[int] = []
+    for label, end in entry.spans:
+        versions += [_version(label)] * (end - len(versions))
+    return Piece(
+        key=entry.key,
+        start=entry.prompt_tokens,
+        ids=answer["output_ids"],
+        logprobs=[float(np.float32(item[0])) for item in answer["meta_info"]["output_token_logprobs"]],
+        versions=versions,
+    )
+
+
+def _version(label: str) -> int:
+    """Of `LINEAGE:VERSION`; engines start with "default", which is version 0."""
+    return 0 if label == "default" else int(label.rpartition(":")[2])
+
+
+def _is_made_of(sample: Trained, pieces: list[Piece]) -> bool:
+    """Whether the response is these pieces' tokens, one piece after the other, each whole."""
+    length, total = sample["prompt_length"], len(sample["tokens"])
+    logprobs = [float(np.float32(value)) for value in sample["logprobs"]]
+    versions: list[int] = []
     for version, end in sample["spans"]:
-        wanted = [
-            expected_logprobs(key, length + start, length + end, f"{lineage}:{version}")
-            for lineage in lineages
-        ]
-        matches = _is_of_rising_branches(found[start:end], wanted)
-        assert matches, f"log-probabilities of group {sample['group']} [{start}, {end}) at version {version}"
-        start = end
-    assert start == len(found), "spans cover the response"
-
-
-def _is_of_rising_branches(found: FloatArray, wanted: list[FloatArray]) -> bool:
-    """Whether each token is of some branch, and none of an older one than the token before it.
-
-    What a checkpoint kept of a sample goes on in the next branch, whose weights of that version are the same.
-    """
-    branch = 0
-    for place, value in enumerate(found):
-        while branch < len(wanted) and wanted[branch][place] != value:
-            branch += 1
-        if branch == len(wanted):
-            return False
-    return True
+        versions += [version] * (end - len(versions))
+    reached = {length}
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        begin, end = piece.start - length, piece.start - length + len(piece.ids)
+        if (
+            piece.start in reached
+            and sample["tokens"][piece.start : piece.start + len(piece.ids)] == piece.ids
+            and logprobs[begin:end] == piece.logprobs
+            and versions[begin:end] == piece.versions
+        ):
+            reached.add(piece.start + len(piece.ids))
+    return total in reached and len(logprobs) == len(versions) == total - length
 
 
 def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     row = Row(prompt=text, label=None, metadata={}, tools=None)
     return [int(token) for token in tokenizer.encode_prompt(row, chat_template=None)]
-
-
-def _lineages(job: Job) -> list[str]:
-    """All branches that any launch has had."""
-    lines = read_events(job.folder)
-    return list({event["lineage"]: None for event in lines if "lineage" in event})
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

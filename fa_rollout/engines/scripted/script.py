@@ -128,6 +128,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     die_on_bad_ids: bool = True
     """Ids outside of the vocabulary end the process, as on SGLang's CPU backend; else they get 400."""
     rules: list[Rule] = []
+    journal: str | None = None
+    """File to which the engine adds every answer, as it was before a fault changed it."""
     workers: list[str] = []
     """Addresses: this is a router to them, and only `host`, `port`, `rules` and `router_*` have a meaning."""
     router_retries: int = 0

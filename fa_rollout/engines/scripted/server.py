@@ -17,6 +17,7 @@ from fa_rollout.engines.scripted.core import Core
 from fa_rollout.engines.scripted.decoder import Job
 from fa_rollout.engines.scripted.faults import Faults
 from fa_rollout.engines.scripted.generate import Request, Streams, check, jobs_of, meta_of
+from fa_rollout.engines.scripted.journal import Journal
 from fa_rollout.engines.scripted.lengths import length_source
 from fa_rollout.engines.scripted.oracle import ids_of_text
 from fa_rollout.engines.scripted.script import Recorded, Rule, Script
@@ -46,6 +47,7 @@ class EngineServer:
         self._is_healthy = True
         self.core = Core(script, self._deliver)
         self._first_path = script.model_path
+        self._journal = None if script.journal is None else Journal(script.journal)
         self._streams = Streams(self.core)
         self.configure(script)
         render.warm(script.vocab_size, script.weight_version)
@@ -77,6 +79,8 @@ class EngineServer:
 
     async def aclose(self) -> None:
         """Nothing is left behind."""
+        if self._journal is not None:
+            self._journal.close()
 
     def configure(self, script: Script) -> None:
         """Another script from now on; requests in flight and the version label stay."""
@@ -202,6 +206,8 @@ class EngineServer:
         spans = self.core.spans(job, num_tokens)
         meta = meta_of(job, spans, self.script, self.core.label, num_tokens, in_queue=in_queue)
         body = render.answer(job, finish, spans, num_tokens, meta, self.script.vocab_size)
+        if self._journal is not None:
+            self._journal.write(job, render.cut_spans(spans, num_tokens), body)
         return render.retold(body, job.rule) if job.rule is not None else body
 
     # Control.

@@ -5,10 +5,13 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
+from fa_rollout.engines.scripted.journal import Entry
 from tests.engines.scripted.scripted_kit import Plain, request, run_with
 
 QUICK_ANSWERS = Script(lengths=Lengths(tokens=8))
@@ -34,6 +37,22 @@ def test_a_router_passes_on_what_it_knows_and_drops_the_rest() -> None:
         assert got.rid == "r"
         assert "nonsense" in router.requests("/generate")[0].body
         assert "nonsense" not in got.body
+
+
+def test_a_journal_has_every_answer_as_it_was_before_a_fault_changed_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    script = Script(lengths=Lengths(tokens=8), rules=[Rule(last_id=7, times=1)], journal=str(path))
+    with ScriptedEngine.start(script) as engine:
+
+        async def work(plain: Plain) -> None:
+            lie, truth = [(await plain.post("/generate", request(rid)))[1] for rid in ("r", "s")]
+            assert lie["output_ids"][-1] == 7
+            entries = [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
+            assert [entry.rid for entry in entries] == ["r", "s"]
+            assert [msgspec.json.decode(e.answer)["output_ids"] for e in entries] == [truth["output_ids"]] * 2
+            assert entries[0].spans == [("default", 8)]
+
+        run_with(engine, work)
 
 
 def test_a_router_without_a_healthy_worker_answers_503() -> None:
