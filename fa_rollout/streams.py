@@ -42,6 +42,11 @@ def secure() -> None:
     sys.stdout, sys.stderr = _Text(1), _Text(2)
 
 
+def is_secure(stream: object) -> bool:
+    """Whether writing to it neither fails nor blocks."""
+    return isinstance(stream, _Text)
+
+
 class _Text(io.TextIOWrapper):
     """Text of one descriptor; a line is on its way when it is complete."""
 

@@ -16,6 +16,7 @@ from typing import IO, Self
 
 import psutil
 
+from fa_rollout.launcher.relay import Relay
 from fa_rollout.launcher.signals import notices_ignored
 
 logger = logging.getLogger(__name__)
@@ -47,20 +48,27 @@ class Child:
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
         own_session: bool = False,
+        relay: Relay | None = None,
     ) -> Self:
-        """Start `command` without standard input; its output goes to `log`, or where the launcher's goes.
+        """Start `command` without standard input; its output goes to `log`, or by `relay`, or where the
+        launcher's goes.
 
         Raises:
             OSError: the command cannot be executed.
         """
         output = None if log is None else _opened(log)
+        stdout: int | IO[bytes] | None = output
+        stderr: int | None = None if output is None else subprocess.STDOUT
+        if output is None and relay is not None:
+            stdout, stderr = relay.stdout, relay.stderr
+            pass_fds = (*pass_fds, *relay.readers)
         try:
             with notices_ignored():
                 process = subprocess.Popen(
                     list(command),
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=None if output is None else subprocess.STDOUT,
+                    stdout=stdout,
+                    stderr=stderr,
                     env=None if environment is None else {**os.environ, **environment},
                     pass_fds=tuple(pass_fds),
                     start_new_session=own_session,
@@ -69,6 +77,8 @@ class Child:
         finally:
             if output is not None:
                 output.close()
+            if relay is not None:
+                relay.started()
         return cls(name, process)
 
     @property

@@ -31,6 +31,7 @@ from fa_rollout.launcher.hub_process import RunNames, start_hub
 from fa_rollout.launcher.hub_watch import HubWatch
 from fa_rollout.launcher.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.output import OutputFolder
+from fa_rollout.launcher.relay import Relay
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
@@ -47,6 +48,8 @@ _ENGINE_GRACE_S = 3.0
 _EXPORTER_GRACE_S = 15.0
 """Beyond the hub's last words: what is written elsewhere may have to be sent there."""
 _ORPHAN_GRACE_S = 1.0
+_RELAY_S = 0.5
+"""For a trainer's last lines, which come before ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +122,14 @@ class _Launch:
         self._trainer: Child | None = None
         self._trainer_code: int | None = None
         """As of the last look; a trainer that follows the hub into death is never seen before it."""
+        self._relay: Relay | None = None
         self._exporter: Exporter | None = None
         self._is_winding_down = False
 
     def go(self) -> Ended:
         plan = self._plan(self._start() or self._watch())
+        if self._trainer_code is not None and self._relay is not None:
+            self._relay.drain(_RELAY_S)
         self._seat.say(plan.text)
         self._wind_down(plan)
         counts = None if self._books is None else self._books.counts
@@ -183,7 +189,10 @@ class _Launch:
         self._seat.ready(environment)
         if self._command:
             log = self._log("trainer")
-            self._trainer = Child.start("trainer", self._command, environment=environment, log=log)
+            self._relay = Relay() if log is None else None
+            self._trainer = Child.start(
+                "trainer", self._command, environment=environment, log=log, relay=self._relay
+            )
 
     @property
     def _engine_urls(self) -> list[str] | None:
@@ -348,6 +357,8 @@ class _Launch:
         """Kill whatever is left, however the run ended, and wait for it."""
         if self._trainer is not None:
             self._trainer.end()
+        if self._relay is not None:
+            self._relay.drain(_RELAY_S)
         for party in (self._hub, self._engines, self._exporter):
             if party is not None:
                 party.close()

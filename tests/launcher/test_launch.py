@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -166,11 +167,21 @@ def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., La
 def test_a_run_outlives_a_full_disk_under_its_output(tmp_path: Path) -> None:
     with serving(tmp_path):
         write_run(tmp_path, trainer={"progress_s": 0.2})
-        launch = Launch(tmp_path, "sh", "-c", "exit 7", output=Path("/dev/full"))
+        script = (
+            "import sys; [print(i, flush=True, file=f) for i in range(9) for f in (sys.stdout, sys.stderr)]"
+        )
+        launch = Launch(tmp_path, sys.executable, "-c", f"{script}; sys.exit(7)", output=Path("/dev/full"))
         try:
             assert launch.process.wait(timeout=60) == 7
         finally:
             launch.destroy()
+
+
+def test_what_a_trainer_writes_arrives_whole_and_before_the_last_word(start: Callable[..., Launch]) -> None:
+    launch = start("sh", "-c", "for i in 1 2 3; do echo out$i; echo err$i >&2; done; exit 5")
+    assert launch.end() == 5
+    assert launch.stdout == "out1\nout2\nout3\n"
+    assert launch.stderr.index("err3") < launch.stderr.index("the trainer exited with code 5")
 
 
 def test_two_runs_at_once_have_nothing_in_common(start: Callable[..., Launch], tmp_path: Path) -> None:
@@ -246,3 +257,18 @@ def test_what_the_generator_finds_at_its_start_is_one_line_and_code_two(
     lines = [line for line in launch.stderr.splitlines() if line.startswith("fa-rollout-proc:")]
     assert says in lines[-1]
     assert "Traceback" not in launch.stderr
+
+
+def test_a_trainer_may_write_and_save_after_its_launcher_was_killed(
+    start: Callable[..., Launch], tmp_path: Path
+) -> None:
+    waits = "while kill -0 $PPID; do sleep 0.1; done 2>/dev/null"
+    script = f"touch $OUT/up; {waits}; echo bye && echo bye >&2 && touch $OUT/saved"
+    launch = start("sh", "-c", script).up()
+    launch.process.kill()
+    launch.process.wait()
+    deadline_s = time.monotonic() + 20.0
+    while not (tmp_path / "saved").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    launch.all_gone()
