@@ -93,9 +93,11 @@ class GroupFilter:
 def zero_variance(samples: Sequence[Member]) -> Verdict:
     """Keep a group whose rewards differ: equal ones give zero advantage (DAPO, arXiv 2503.14476).
 
-    Rewards are compared in float32, as the trainer sees them; samples without one do not count.
+    Rewards are compared in float32, as the trainer sees them; samples without one do not count, nor do those
+    whose loss mask is all 0.
     """
-    rewards = {np.float32(sample.reward) for sample in flat(samples) if sample.reward is not None}
+    voters = [sample for sample in flat(samples) if not sample.is_excluded]
+    rewards = {np.float32(sample.reward) for sample in voters if sample.reward is not None}
     if len(rewards) > 1:
         return Verdict(outcome=FilterOutcome.KEPT)
     reason = f"all rewards are {rewards.pop():g}" if rewards else "no sample has a reward"

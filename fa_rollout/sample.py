@@ -52,6 +52,12 @@ class Sample:
     """Decoding of all of response_ids at once, without special tokens."""
     finish_reason: FinishReason | None = None
     reward: float | None = None
+    """None for a member that is excluded from its group: then no token is trained either."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further arrays by name; those that `record.columns` names travel to the trainer."""
+
+    @property
+    def is_excluded(self) -> bool:
+        """Whether it has tokens and none of them is in the loss: it does not count in its group then."""
+        return len(self.loss_mask) > 0 and not np.any(self.loss_mask)

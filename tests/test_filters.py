@@ -33,6 +33,13 @@ def group(*rewards: float | None) -> list[Sample]:
     return [sample(reward) for reward in rewards]
 
 
+def masked(reward: float | None) -> Sample:
+    """A member of which no token is trained."""
+    made = sample(reward)
+    made.loss_mask = np.zeros(3, np.uint8)
+    return made
+
+
 def rejected(reason: str) -> Verdict:
     return Verdict(outcome=FilterOutcome.REJECTED, reason=reason)
 
@@ -67,6 +74,8 @@ not_a_function = 3
         (group(None, 1.0, None, 0.0), KEPT),
         (group(None, 1.0), rejected("all rewards are 1")),
         (group(None, None), rejected("no sample has a reward")),
+        ([masked(0.0), *group(1.0, 1.0)], rejected("all rewards are 1")),
+        ([masked(1.0), masked(0.0)], rejected("no sample has a reward")),
         ([group(0.0, 0.0), group(1.0)], KEPT),
         ([group(0.0, 0.0), group(0.0)], rejected("all rewards are 0")),
     ],

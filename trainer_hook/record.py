@@ -153,8 +153,11 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     `sampling` holds for every token."""
     reward_mean: float
     reward_std: float
-    """ddof 1, over the scored executions; 0 for one."""
+    """ddof 1, over the scored executions that are trained, as the mean; 0 for one."""
     reward_count: int
+    excluded: list[int] = []
+    """Indices of samples without a token in the loss: they do not count in the three figures above. Such a
+    sample may have no reward, which is NaN in its column."""
     started_s: float
     finished_s: float
     """time.monotonic() of this host."""

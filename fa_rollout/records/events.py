@@ -36,7 +36,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     prompt_lens: list[int] = []
     response_lens: list[int] = []
-    rewards: list[float] = []
+    rewards: list[float | None] = []
+    """By sample; None for one that is not trained."""
     rank: int | None = None
     peer: int = 0
     waited_s: float = 0.0

@@ -31,7 +31,7 @@ class Group:
     num_bytes: int = 0
     prompt_lens: list[int] = field(default_factory=list)
     response_lens: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
 
     @property
     def staleness(self) -> int | None:

@@ -76,7 +76,7 @@ def _figures(history: History, step: Step, following_s: float | None, *, is_firs
     wait = fmean(p.handed_s - p.asked_s for p in parts)
     train = fmean((p.finished_s or over_s) - p.handed_s for p in parts)
     update = sum((u.ended_s or over_s) - u.entering_s for u in updates)
-    rewards = [reward for group in groups for reward in group.rewards]
+    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
     ages = [group.staleness for group in groups if group.staleness is not None]
     return StepFigures(
         step=step.step,

@@ -70,7 +70,7 @@ def slime_record(
         sampling=TokenSampling(temperature=float(args.rollout_temperature), top_p=float(args.rollout_top_p)),
         started_s=started_s,
     )
-    rewards = [float(sample.reward or 0.0) for sample in samples]
+    rewards = [float(sample.reward or 0.0) for sample in samples if not sample.is_excluded]
     return SlimeRecord(record=build_record(samples, identity, rewards, finished_s), rest=rest)
 
 

@@ -106,6 +106,21 @@ def test_reward_statistics_are_over_the_executions_with_one_degree_of_freedom_le
     assert (head.reward_mean, head.reward_std, head.reward_count) == (1.0, 0.0, 1)
 
 
+def test_a_member_that_is_not_trained_counts_in_no_figure_and_may_have_no_reward() -> None:
+    samples = [scored_sample(member=member, reward=float(member)) for member in range(4)]
+    samples[1].loss_mask[:] = 0
+    samples[1].reward = None
+    samples[2].loss_mask[:] = 0
+    head, arrays = _filled(samples, [0.0, 3.0])
+    assert (head.excluded, head.reward_mean, head.reward_count) == ([1, 2], 1.5, 2)
+    np.testing.assert_array_equal(arrays["rewards"], np.array([0, np.nan, 2, 3], np.float32))
+    record = build_record(samples, identity(), [0.0, 3.0], 2.0)
+    assert record.commit_message(Descriptor(1, 0, 0, 64), 64).rewards == [0.0, None, None, 3.0]
+    samples[1].loss_mask[0] = 1
+    with pytest.raises(SampleRefused, match=r"^reward: .* or None where the loss mask is all 0, found None"):
+        check_sample(samples[1])
+
+
 @pytest.mark.parametrize("reward", [100.1, 0.1, -0.7])
 def test_of_equal_rewards_none_differs_from_their_mean(reward: float) -> None:
     head, arrays = _filled([scored_sample(member=i, reward=reward) for i in range(3)], [reward] * 3)

@@ -26,6 +26,7 @@ from trainer_hook.record import VersionSpan
 
 Play = Callable[..., ScriptedEngine]
 
+CODE = "tests.generator.user_code"
 PROMPT = np.arange(3, 23, dtype=np.int32)
 KEY = sequence_key(PROMPT)
 
@@ -179,6 +180,24 @@ def test_one_sample_of_a_group_can_be_aborted_alone(tmp_path: Path, play: Play) 
         sent = [r.rid.split("-")[2:4] for r in engine.requests("/generate") if r.rid and "-g" in r.rid]
         again = [key for key in map(tuple, sent) if sent.count(list(key)) > 1]
         assert set(again) == {("g1.0", "m2")}
+
+
+def test_excluded_members_are_not_scored_and_a_group_of_them_is_filtered(tmp_path: Path, play: Play) -> None:
+    tree = run_tree(
+        tmp_path,
+        play().url,
+        rollout={"generate": f"{CODE}.excludes_members", "samples_per_group": 4},
+        reward={"function": f"{CODE}.never_sees_the_excluded", "group": True},
+    )
+    with HubEnd(tree) as hub:
+        hub.issue(0, 1)
+        (commit,) = hub.wait_for(m.Commit)
+        (settled,) = hub.wait_for(m.Settled)
+        head = hub.read(commit).head
+    assert commit.rewards == [0.0, None, 2.0, 3.0]
+    assert (head.excluded, head.reward_mean, head.reward_count) == ([1], pytest.approx(5 / 3), 3)
+    assert (settled.group, settled.outcome) == (1, m.Settlement.FILTERED)
+    assert settled.reason == "no member is trained: every loss mask is 0"
 
 
 def test_a_turn_can_ask_for_more_without_changing_the_others(tmp_path: Path, play: Play) -> None:

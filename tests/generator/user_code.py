@@ -155,6 +155,21 @@ def reward_by_token(sample: Sample) -> dict[str, Any]:
     return {"reward": 1.0, "token_rewards": list(range(len(sample.response_ids)))}
 
 
+async def excludes_members(
+    context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]
+) -> Sample:
+    """Takes the second member of each group out of it, and all members of every other group."""
+    context.append_turn(sample, await context.generate(sample.prompt_ids, sampling_params))
+    if sample.member == 1 or sample.group % 2:
+        sample.loss_mask = np.zeros_like(sample.loss_mask)
+    return sample
+
+
+def never_sees_the_excluded(samples: list[Sample]) -> list[float]:
+    assert len(samples) == 3
+    return [float(sample.member) for sample in samples]
+
+
 async def with_options(context: GenerateContext, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Two turns, of which the second asks for something more."""
     context.append_turn(sample, await context.generate(sample.prompt_ids, sampling_params))

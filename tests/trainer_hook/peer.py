@@ -156,6 +156,7 @@ def batch_of(
         micro_batches=[list(parts) for parts in micro_batches],
         num_groups_global=2,
         num_samples_global=4,
+        num_rewards_global=4,
         num_tokens_global=7,
         num_ranks_global=2,
         reward_mean=0.875,

@@ -54,6 +54,26 @@ def test_a_sample_shows_its_record(ring: Ring) -> None:
     assert not first.is_filler
 
 
+def test_an_excluded_member_has_no_advantage_and_no_number_that_could_spoil_a_loss(ring: Ring) -> None:
+    nan = float("nan")
+    completions = [
+        Completion(prompt=[1], response=[2, 3], mask=mask, reward=reward)
+        for mask, reward in (([1, 1], 1.0), ([0, 0], nan), ([0, 0], 9.0), ([1, 0], 0.0))
+    ]
+    figures = {"excluded": [1, 2], "reward_mean": 0.5, "reward_std": 0.5**0.5, "reward_count": 2}
+    record = ring.write(0, completions, **figures)
+    batch = batch_of(ring, [record], [[Part(0, member) for member in range(4)]])
+    assert [sample.is_excluded for sample in batch.samples] == [False, True, True, False]
+    assert [sample.reward for sample in batch.samples] == [1.0, None, 9.0, 0.0]
+    (packed,) = batch.micro_batches()
+    assert packed.rewards.tolist() == [1.0, 0.0, 9.0, 0.0]
+    expected = [0.5**0.5, 0.0, 0.0, -(0.5**0.5)]
+    assert [sample.advantage(eps=0) for sample in batch.samples] == pytest.approx(expected)
+    assert packed.advantages(eps=0).tolist() == pytest.approx(expected)
+    assert sum(packed.advantages().tolist()) == pytest.approx(0.0)
+    assert repr(batch.samples[1]).endswith("reward=None)")
+
+
 def test_a_sample_whose_engine_told_no_version_has_no_staleness(ring: Ring) -> None:
     completions = [Completion(prompt=[1], response=[2, 3], spans=[(-1, 1), (5, 2)])]
     (sample,) = batch_of(ring, [ring.write(0, completions)], [[Part(0, 0)]]).samples

@@ -140,8 +140,10 @@ class MicroBatch:
         return as_tensor(self.arrays.extra(name, rows))
 
     def advantages(self, eps: float = 1e-6) -> "torch.Tensor":
-        """[n] float32: (reward - group mean) / (group std + eps), as GRPO has it, arXiv 2402.03300."""
-        return (self.rewards - self.group_reward_mean) / (self.group_reward_std + eps)
+        """[n] float32: (reward - group mean) / (group std + eps), as GRPO has it, arXiv 2402.03300; 0 for an
+        excluded member."""
+        advantages = (self.rewards - self.group_reward_mean) / (self.group_reward_std + eps)
+        return advantages.masked_fill(as_tensor(self.arrays.is_excluded), 0.0)
 
     @property
     def max_seqlen(self) -> int:

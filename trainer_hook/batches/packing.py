@@ -105,8 +105,13 @@ class PackedArrays:
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:
-        """[n]"""
-        return np.array([sample.reward for sample in self._samples], np.float32)
+        """[n] 0 for a member that was excluded without one"""
+        return np.array([sample.reward or 0.0 for sample in self._samples], np.float32)
+
+    @cached_property
+    def is_excluded(self) -> npt.NDArray[np.bool_]:
+        """[n] members that do not count in their group's figures"""
+        return np.array([sample.is_excluded for sample in self._samples], np.bool_)
 
     @cached_property
     def group_reward_mean(self) -> npt.NDArray[np.float32]:

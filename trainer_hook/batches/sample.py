@@ -3,6 +3,7 @@
 Shapes: L tokens of prompt and response, r response tokens.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +129,19 @@ class Sample:
         return self._part.filler
 
     @property
-    def reward(self) -> float:
-        return self._group.rewards[self._index]
+    def reward(self) -> float | None:
+        """None for a member that was excluded without one."""
+        reward = self._group.rewards[self._index]
+        return None if math.isnan(reward) else reward
+
+    @property
+    def is_excluded(self) -> bool:
+        """Its loss mask was all 0 when it was recorded: it does not count in its group's figures."""
+        return self._index in self._group.head.excluded
 
     @property
     def group_reward_mean(self) -> float:
-        """Over the scored samples of the group, also those on other ranks."""
+        """Over the scored samples of the group that are trained, also those on other ranks."""
         return self._group.head.reward_mean
 
     @property
@@ -146,7 +154,12 @@ class Sample:
         return self._group.head.reward_count
 
     def advantage(self, eps: float = 1e-6) -> float:
-        """Reward relative to the group, (reward - mean) / (std + eps): GRPO, arXiv 2402.03300."""
+        """Reward relative to the group, (reward - mean) / (std + eps): GRPO, arXiv 2402.03300.
+
+        0 for an excluded member.
+        """
+        if self.reward is None or self.is_excluded:
+            return 0.0
         return (self.reward - self.group_reward_mean) / (self.group_reward_std + eps)
 
     # --- how it was sampled -----------------------------------------------------------------------
@@ -227,4 +240,4 @@ class Sample:
 
     def __repr__(self) -> str:
         lengths = f"prompt_length={self.prompt_length}, response_length={self.response_length}"
-        return f"Sample(group={self.group}, member={self.member}, {lengths}, reward={self.reward:g})"
+        return f"Sample(group={self.group}, member={self.member}, {lengths}, reward={self.reward})"

@@ -49,7 +49,8 @@ class Commit(Message):
     loss_lens: list[int]
     spans: list[list[tuple[int, int, int]]]
     """Per sample, its version spans as (version, end, loss tokens in it): what the `mask` policy needs."""
-    rewards: list[float]
+    rewards: list[float | None]
+    """By sample; None for one that is not trained, and does not count."""
     payload: bytes = b""
     """Where prompts are fed: passed on to the launcher."""
 

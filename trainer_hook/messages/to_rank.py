@@ -48,6 +48,9 @@ class Batch(Message):
     num_ranks_global: int
     """Data-parallel ranks that share the step."""
     reward_mean: float
+    """Over the samples that are trained."""
+    num_rewards_global: int
+    """How many these are."""
     staleness_max: int | None
     """None where an engine told no version."""
     wait_s: float

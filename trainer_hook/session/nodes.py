@@ -86,7 +86,9 @@ class Nodes:
         rows = self.exchange(_row(batch, speaks=self._speaks))
         if batch is None or any(row[0] for row in rows):
             return None
-        _, counts, groups, samples, tokens, ranks, rewards, lasts, stale, steps = zip(*rows, strict=True)
+        _, counts, groups, samples, tokens, ranks, scored, rewards, lasts, stale, steps = zip(
+            *rows, strict=True
+        )
         self._check_steps(steps)
         return msgspec.structs.replace(
             batch,
@@ -95,7 +97,8 @@ class Nodes:
             num_samples_global=int(sum(samples)),
             num_tokens_global=int(sum(tokens)),
             num_ranks_global=int(sum(ranks)),
-            reward_mean=sum(rewards) / max(1.0, sum(samples)),
+            num_rewards_global=int(sum(scored)),
+            reward_mean=sum(rewards) / max(1.0, sum(scored)),
             last=any(lasts),
             staleness_max=None if min(stale) < 0 else int(max(stale)),
         )
@@ -256,12 +259,12 @@ def _place(row: list[float]) -> Place:
 
 
 def _row(batch: Batch | None, *, speaks: bool) -> list[float]:
-    """Has ended, micro-batches, groups, samples, tokens, ranks, sum of rewards, is last, staleness, step."""
+    """Has ended; micro-batches, groups, samples, tokens, ranks, rewards, their sum; last, staleness, step."""
     if batch is None:
-        return [1.0] + [0.0] * 9
-    reward = batch.reward_mean * batch.num_samples_global
+        return [1.0] + [0.0] * 10
+    reward = batch.reward_mean * batch.num_rewards_global
     counts = (batch.num_groups_global, batch.num_samples_global, batch.num_tokens_global)
-    figures = [*counts, batch.num_ranks_global, reward]
+    figures = [*counts, batch.num_ranks_global, batch.num_rewards_global, reward]
     own = [float(figure) if speaks else 0.0 for figure in figures]
     staleness = -1.0 if batch.staleness_max is None else float(batch.staleness_max)
     return [0.0, float(len(batch.micro_batches)), *own, float(batch.last), staleness, float(batch.step)]

@@ -83,7 +83,7 @@ class GroupRecord:
             response_lens=[len(sample.response_ids) for sample in self.samples],
             loss_lens=[int(np.count_nonzero(sample.loss_mask)) for sample in self.samples],
             spans=[_loss_spans(sample) for sample in self.samples],
-            rewards=[float(sample.reward) for sample in self.samples if sample.reward is not None],
+            rewards=[None if s.reward is None or s.is_excluded else float(s.reward) for s in self.samples],
         )
 
 
@@ -98,7 +98,7 @@ def build_record(
 
     Args:
         extra: columns beyond those of every record; their arrays are in `sample.extras`.
-        rewards: of the scored executions, for the group's statistics; fewer than samples after a fan-out.
+        rewards: of the trained executions, for the group's statistics; fewer than samples after a fan-out.
 
     Raises:
         SampleRefused: a sample breaks a rule of truth.
@@ -141,7 +141,8 @@ def check_sample(sample: Sample) -> None:
     _require(is_reason, "finish_reason", "one of " + ", ".join(FinishReason), sample.finish_reason)
     reward = sample.reward
     is_number = reward is not None and abs(reward) <= _MAX_FLOAT32  # False for NaN too
-    _require(is_number, "reward", "a finite number, in float32 too", reward)
+    rule = "a finite number, in float32 too, or None where the loss mask is all 0"
+    _require(is_number or (reward is None and sample.is_excluded), "reward", rule, reward)
 
 
 def _check_spans(sample: Sample, num_tokens: int) -> None:
@@ -192,7 +193,7 @@ def _columns(
         "span_versions": [np.array([span.version for span in spans], np.int64)],
         "span_ends": [np.array([span.end for span in spans], np.int32)],
         "cu_spans": [_offsets(len(sample.version_spans) for sample in samples)],
-        "rewards": [np.array([sample.reward for sample in samples], np.float32)],
+        "rewards": [np.array([np.nan if s.reward is None else s.reward for s in samples], np.float32)],
         **extra_pieces(samples, extra),
     }
     return tuple(
@@ -233,9 +234,10 @@ def _head(
         finish_reasons=[str(sample.finish_reason) for sample in samples],
         sampling=identity.sampling,
         sampling_spans=_sampling_spans(samples, identity.sampling),
-        reward_mean=float(scores.mean()),
+        reward_mean=float(scores.mean()) if len(scores) else 0.0,
         reward_std=float(scores.std(ddof=1)) if len(scores) > 1 else 0.0,
         reward_count=len(scores),
+        excluded=[index for index, sample in enumerate(samples) if sample.is_excluded],
         started_s=identity.started_s,
         finished_s=finished_s,
         metadata=identity.metadata,

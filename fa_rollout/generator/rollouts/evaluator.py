@@ -155,7 +155,7 @@ class Evaluator:
                 executions = await self._executor.execute(
                     work.job(index), self._place, self._order(work, row)
                 )
-                await self._executor.score(executions)
+                await self._executor.score(executions, excludes=False)
             for sample in itertools.chain(*executions):
                 check_sample(sample)
         except (ConfigError, RewardsLost):

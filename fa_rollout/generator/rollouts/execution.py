@@ -97,20 +97,22 @@ class Executor:
             raise SampleFailed(f"samples: {order.num_samples} must be made of a prompt, found {num_made}")
         return [task.result() for task in running]
 
-    async def score(self, executions: Executions) -> list[float]:
+    async def score(self, executions: Executions, *, excludes: bool) -> None:
         """Score the last sample of each execution; its reward counts for all samples of the execution.
 
         A reward that a custom generate function has set stands.
+
+        Args:
+            excludes: leave out executions of which no token is trained; the reward function never sees them.
         """
         _read_own_rewards(sample for execution in executions for sample in execution)
-        last = [execution[-1] for execution in executions]
+        last = [execution[-1] for execution in executions if not (excludes and is_excluded(execution))]
         unscored = [sample for sample in last if sample.reward is None]
         if unscored:
             await self._ask(last if self._config.reward.group else unscored)
         for execution in executions:
             for sample in execution:
                 sample.reward = execution[-1].reward if sample.reward is None else sample.reward
-        return [sample.reward for sample in last if sample.reward is not None]
 
     async def _ask(self, samples: list[Sample]) -> None:
         outcomes = await self._rewards.score(samples)
@@ -119,6 +121,17 @@ class Executor:
                 sample.reward, sample.reward_parts = scored.value, scored.parts
                 if scored.token_rewards is not None:
                     sample.extras[TOKEN_REWARDS] = scored.token_rewards
+
+
+def votes(executions: Executions) -> list[float]:
+    """The rewards that make up a group's mean and deviation: of the executions that are trained."""
+    last = [execution[-1] for execution in executions if not is_excluded(execution)]
+    return [sample.reward for sample in last if sample.reward is not None]
+
+
+def is_excluded(execution: list[Sample]) -> bool:
+    """Whether it has tokens and none of them is trained."""
+    return all(sample.is_excluded for sample in execution)
 
 
 def _read_own_rewards(samples: Iterable[Sample]) -> None:

@@ -3,7 +3,7 @@
 | its samples | the group |
 |---|---|
 | fail, or have a reward that failed (see `execution`) | failed |
-| are all right, but the filter says no | filtered |
+| are all right, but the filter says no, or no token of any is trained | filtered |
 | are all right | a record |
 
 Invariant: a group is delivered whole, with all its members, or not at all.
@@ -20,13 +20,21 @@ from fa_rollout.config import Config
 from fa_rollout.data.chat import PromptError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row
-from fa_rollout.filters import FilterOutcome, GroupFilter, RejectionBound, default_bound
+from fa_rollout.filters import FilterOutcome, GroupFilter, RejectionBound, Verdict, default_bound
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.records.partials import HeadStarts, RestoredRecord
 from fa_rollout.generator.records.sample_log import SampleLog
-from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, Slot, reason_of
+from fa_rollout.generator.rollouts.execution import (
+    Executions,
+    Executor,
+    Order,
+    Slot,
+    is_excluded,
+    reason_of,
+    votes,
+)
 from fa_rollout.generator.turns.job import Ending, Job
 from fa_rollout.generator.turns.sampling import base_params, token_sampling
 from fa_rollout.records.sample_file import COMMITTED
@@ -37,6 +45,8 @@ from shm.errors import RecordTooLarge
 from trainer_hook.messages import Settlement
 
 logger = logging.getLogger(__name__)
+
+NOTHING_TRAINED = "no member is trained: every loss mask is 0"
 
 
 class GroupRunner:
@@ -58,7 +68,7 @@ class GroupRunner:
         self._executor = executor
         self._filter = group_filter
         bound = config.rollout.max_rejections or default_bound(len(source))
-        self._rejections = RejectionBound(config.rollout.filter or "", bound)
+        self._rejections = RejectionBound(config.rollout.filter or "loss_mask", bound)
         self._outbox = outbox
         self._log = log
         self._head_starts = HeadStarts(config)
@@ -83,12 +93,12 @@ class GroupRunner:
                 await self._head_starts.put_drafts(job)
                 executions = await self._executor.execute(job, slot, order)
                 self._check_lengths(executions)
-                scores = await self._executor.score(executions)
+                await self._executor.score(executions, excludes=True)
             samples = [sample for execution in executions for sample in execution]
             rejected = await self._judge(executions)
             if rejected is not None:
                 return _ending(Settlement.FILTERED, rejected, executions)
-            record = self._record(job, row, samples, scores)
+            record = self._record(job, row, samples, votes(executions))
             await self._outbox.put(record)
             self._log.write(job, COMMITTED, samples)
         except EngineUnavailable:
@@ -135,12 +145,13 @@ class GroupRunner:
         )
 
     async def _judge(self, executions: Executions) -> str | None:
-        """Why the filter rejects a group; None when it keeps it, or there is no filter."""
-        if self._filter is None:
-            return None
-        members = [execution[0] if len(execution) == 1 else execution for execution in executions]
-        judge = self._filter
-        verdict = await run_user_code("filter", lambda: judge(members), function=judge.function)
+        """Why the filter rejects a group, or that nothing of it is trained; None when it is kept."""
+        verdict = Verdict(outcome=FilterOutcome.KEPT)
+        if (judge := self._filter) is not None:
+            members = [execution[0] if len(execution) == 1 else execution for execution in executions]
+            verdict = await run_user_code("filter", lambda: judge(members), function=judge.function)
+        if verdict.outcome is FilterOutcome.KEPT and all(map(is_excluded, executions)):
+            verdict = Verdict(outcome=FilterOutcome.REJECTED, reason=NOTHING_TRAINED)
         self._rejections.record(verdict)
         return verdict.reason if verdict.outcome is FilterOutcome.REJECTED else None
 

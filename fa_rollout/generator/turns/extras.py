@@ -1,7 +1,8 @@
 """Extra columns of a record, out of what samples carry in `extras`. Pure.
 
 Invariant: every sample has as many rows as its tokens, its response or itself ask for, in values that the
-column's type can hold; else the group is refused by the column's name. Only a column of items may be empty.
+column's type can hold; else the group is refused by the column's name. Only a column of items may be empty,
+and only a sample that is not trained may lack an array: zeros stand in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ def _rows(sample: Sample, column: ExtraColumn) -> npt.NDArray[Any]:
     if found is None:
         if column.per == "item":
             return np.empty((0, *column.shape), column.dtype)
+        if sample.is_excluded:
+            return np.zeros((_num_rows(sample, column, np.empty(0)), *column.shape), column.dtype)
         hint = _HINTS.get(column.name, "set sample.extras in the custom generate function")
         raise SampleRefused(f"{column.name}: must be there for every sample, found none: {hint}")
     array = np.asarray(found)

@@ -5,7 +5,7 @@ Invariant: the books, the ring's table and the version agree after each call.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fa_rollout.config import Config
 from fa_rollout.hub.flow import admission, composition
@@ -32,7 +32,8 @@ class Step:
     """Response tokens in the loss."""
     num_bytes: int = 0
     num_samples: int = 0
-    reward_sum: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    """Of the samples that are trained."""
     oldest_version: int = 0
 
     def __post_init__(self) -> None:
@@ -42,9 +43,13 @@ class Step:
         """Figures of the groups that it has now."""
         commits = self.commits
         self.num_bytes = sum(commit.length for commit in commits)
-        self.num_samples = sum(len(commit.rewards) for commit in commits)
-        self.reward_sum = sum(sum(commit.rewards) for commit in commits)
+        self.num_samples = sum(len(commit.response_lens) for commit in commits)
+        self.rewards = [reward for commit in commits for reward in commit.rewards if reward is not None]
         self.oldest_version = min(commit.oldest_version for commit in commits)
+
+    @property
+    def reward_mean(self) -> float:
+        return sum(self.rewards) / max(1, len(self.rewards))
 
     @property
     def names(self) -> list[int]:

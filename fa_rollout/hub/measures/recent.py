@@ -61,7 +61,7 @@ class History:
                 num_samples=step.num_samples,
                 num_tokens=step.num_tokens,
                 response_tokens=sum(sum(commit.response_lens) for commit in step.commits),
-                reward_mean=step.reward_sum / max(1, step.num_samples),
+                reward_mean=step.reward_mean,
                 staleness_max=oldest,
                 staleness_mean=sum(known) / len(known) if known else None,
                 spent=spent,
