@@ -15,7 +15,7 @@ from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.hub.flow import replay
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig, add_up
-from trainer_hook.errors import HookStateError, UnsplittableBatch
+from trainer_hook.errors import UnsplittableBatch
 
 MakeRig = Callable[..., Rig]
 Part = list[list[tuple[int, int]]]
@@ -191,10 +191,3 @@ def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
         replay.read(tmp_path / "events.jsonl")
     with pytest.raises(ConfigError, match="cannot be read"):
         replay.read(tmp_path / "none.jsonl")
-
-
-def test_more_ranks_than_samples_are_refused_when_they_come(rig: MakeRig) -> None:
-    with rig(rollout={"groups_per_step": 1, "samples_per_group": 2}) as run:
-        with pytest.raises(HookStateError, match="found 2 samples for 3 ranks"):
-            run.attach(0, 3)
-        assert add_up(run.stop().counts)

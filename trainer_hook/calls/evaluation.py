@@ -124,15 +124,19 @@ def order_of(
     )
 
 
-def _prompts(given: Iterable[Prompt | dict[str, Any]]) -> list[EvaluationPrompt]:
+def _prompt(number: int, given: Any) -> EvaluationPrompt:
     try:
-        rows = [row if isinstance(row, dict) else {"prompt": row} for row in given]
-        prompts = msgspec.convert(rows, list[EvaluationPrompt])
-    except msgspec.ValidationError as error:
+        return msgspec.convert(given if isinstance(given, dict) else {"prompt": given}, EvaluationPrompt)
+    except msgspec.ValidationError:
+        found = f"a dict of {', '.join(map(str, given))}" if isinstance(given, dict) else f"{given!r:.60}"
         raise ValueError(
             "each prompt of an evaluation must be text, chat messages, or a dict of prompt, label and "
-            f"metadata: {error}"
+            f"metadata; number {number} is {found}"
         ) from None
+
+
+def _prompts(given: Iterable[Prompt | dict[str, Any]]) -> list[EvaluationPrompt]:
+    prompts = [_prompt(number, row) for number, row in enumerate(given)]
     if not all(prompt.prompt for prompt in prompts) or not prompts:
         raise ValueError("an evaluation must have prompts, and none of them empty")
     return prompts

@@ -21,6 +21,18 @@ from trainer_hook import messages as m
 from trainer_hook.messages import RunState
 
 
+def _not_a_state(found: object) -> str:
+    """Why what was loaded is no state of a run."""
+    rule = "the state must be what hook.state_dict() of this release gave"
+    if not isinstance(found, dict):
+        return f"{rule}, found {type(found).__name__}"
+    fields = {field.name: field.required for field in msgspec.structs.fields(RunState)}
+    missing = [name for name, is_required in fields.items() if is_required and name not in found]
+    more = [str(name) for name in found if name not in fields]
+    names = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(more)}"] * bool(more)
+    return f"{rule}, found one {' and '.join(names) or 'with values of other types'}"
+
+
 class Restarts:
     """Lets trainers go on."""
 
@@ -109,8 +121,8 @@ class Restarts:
         else:
             try:
                 state = msgspec.convert(message.state, RunState)
-            except msgspec.ValidationError as error:
-                return f"the state must be what hook.state_dict() of this release gave: {error}"
+            except msgspec.ValidationError:
+                return _not_a_state(message.state)
             refusal = checkpoint.refusal(flow, state)
             if refusal is not None:
                 return refusal
