@@ -180,6 +180,7 @@ def batch(
         "version": 0,
         "num_groups_global": len(records),
         "num_samples_global": sum(map(len, micro_batches)),
+        "num_rewards_global": sum(map(len, micro_batches)),
         "num_tokens_global": 1,
         "num_ranks_global": 1,
         "reward_mean": 0.0,
