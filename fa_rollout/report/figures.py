@@ -215,7 +215,7 @@ def away_share(history: History, steps: list[StepFigures]) -> float:
 def reason_class(reason: str) -> str:
     """What groups that ended untrained are counted by: the reason without its particulars."""
     parts = [part.strip() for part in reason.split(":")]
-    if parts[0] in ("raised", "reward", "filter") and len(parts) > 1:
+    if parts[0] in ("generate", "reward", "filter", "slime", "raised") and len(parts) > 1:
         return f"{parts[0]}: {parts[1]}"[:80]
     return parts[0][:80] or "not told"
 

@@ -77,7 +77,37 @@ def check(function: Any) -> RewardFunction:
         raise ConfigError(
             f"{OPTION} must name something callable, found {type(function).__name__} {function!r}"
         )
+    _check_arguments(function)
     return function  # type: ignore[no-any-return]
+
+
+_SHAPES = {
+    "solution_str": "{name}(sample.metadata.get('data_source'), sample.response, sample.label, "
+    "sample.metadata)",
+    "completions": "{name}(completions=[sample.response], prompts=[sample.prompt], label=[sample.label])[0]",
+}
+"""How functions that are written for verl and for TRL are called, by an argument that tells them."""
+
+
+def _check_arguments(function: Any) -> None:
+    """Whether it takes one argument by position; how to call it, where it is written for another library."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins may have none
+        return
+    known = next((call for name, call in _SHAPES.items() if name in signature.parameters), None)
+    if known is None:
+        try:
+            signature.bind(None)
+        except TypeError:
+            known = "{name}(sample.response, sample.label)"
+        else:
+            return
+    name = getattr(function, "__name__", type(function).__name__)
+    raise ConfigError(
+        f"{OPTION} must take one argument, a sample (the list of a group's samples with reward.group), found "
+        f"{name}{signature}; wrap it: `def reward(sample): return {known.format(name=name)}`"
+    )
 
 
 def kind_of(function: RewardFunction) -> Kind:

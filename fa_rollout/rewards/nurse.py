@@ -12,6 +12,7 @@ long as this process is the subreaper of all below it, orphans of the worker's f
 """
 
 import argparse
+import atexit
 import ctypes
 import faulthandler
 import os
@@ -19,6 +20,7 @@ import resource
 import select
 import signal
 import time
+import traceback
 
 from fa_rollout.launcher.orphans import adopted, kill_all_below
 from shm.liveness import ParentWatch
@@ -57,10 +59,17 @@ def _become_worker(nurse_pid: int, channel_fd: int, words_fd: int) -> None:
     if os.getppid() != nurse_pid:
         os._exit(1)
     faulthandler.register(WORDS_SIGNAL, file=words_fd, all_threads=False)
-    from fa_rollout.rewards import worker
+    code = 1
+    try:
+        from fa_rollout.rewards import worker
 
-    worker.main(channel_fd)
-    os._exit(0)
+        worker.main(channel_fd)
+        code = 0
+    except BaseException:  # it is no nurse, and must not go on as one
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        os._exit(code)
 
 
 def _watch(pid: int, lifeline_fd: int, parent_pid: int) -> int | None:

@@ -1,8 +1,10 @@
 """The function is found at the start, or the start says what form is accepted."""
 
+import functools
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from reward_functions import Judge
 from reward_kit import children, make_sample, score, values
 
 from fa_rollout.config import ConfigError
-from fa_rollout.rewards.function import load, pack
+from fa_rollout.rewards.function import check, load, pack
 from fa_rollout.sample import Sample
 
 FORM = r'"package\.module\.function" or "package\.module:function"'
@@ -131,3 +133,41 @@ def test_classes_and_values_given_in_python_are_refused_too() -> None:
     for given in (Judge, not_a_function):
         with pytest.raises(ConfigError, match=r"reward\.function must name"):
             score([make_sample()], given)
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:
+    """As verl calls one."""
+    return 1.0
+
+
+def length_reward(completions: list[str], **kwargs: object) -> list[float]:
+    """As TRL calls one."""
+    return [1.0 for _ in completions]
+
+
+def slimes_reward(args: object, sample: Sample) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (compute_score, "def reward(sample): return compute_score(sample.metadata.get('data_source'), "),
+        (length_reward, "def reward(sample): return length_reward(completions=[sample.response], "),
+        (slimes_reward, "found slimes_reward(args"),
+        (lambda: 1.0, "must take one argument, a sample"),
+    ],
+)
+def test_a_function_that_is_written_for_another_library_is_an_error_at_start_that_shows_the_wrapper(
+    function: Callable[..., Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(function)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function", [len, lambda sample, scale=1.0: 1.0, lambda *samples: 1.0, functools.partial(pow, 2.0)]
+)
+def test_whatever_takes_one_argument_is_a_reward_function(function: Callable[..., Any]) -> None:
+    assert check(function) is function

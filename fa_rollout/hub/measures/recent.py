@@ -84,9 +84,15 @@ class History:
         self.num_warnings += 1
         _tell(self._warnings, text, text, NUM_WARNINGS)
 
-    def lost(self, outcome: str, reason: str) -> None:
-        """A group ended without being trained."""
-        _tell(self._reasons, (outcome, kind_of(reason)), reason, NUM_REASONS)
+    def lost(self, outcome: str, reason: str) -> bool:
+        """A group ended without being trained; True where it is the first one of its kind.
+
+        Of a reason the first line is kept: a traceback may follow it.
+        """
+        key = (outcome, kind_of(reason))
+        is_first = key not in self._reasons
+        _tell(self._reasons, key, reason.partition("\n")[0], NUM_REASONS)
+        return is_first
 
     def warnings(self) -> list[WarningText]:
         """The latest last."""

@@ -129,8 +129,9 @@ class GeneratorDesk:
             event = message.outcome if flow.settle(message) else "unwanted"
         except TooManyFailures as error:
             self._core.give_up("GeneratorFailed", str(error))
-        if event in LOST:
-            self._core.history.lost(event, message.reason)
+        if event in LOST and self._core.history.lost(event, message.reason) and event == Settlement.FAILED:
+            why = message.reason.partition("\n")[0]
+            self._core.warn(f"group {message.group} failed: {why} (the first failure of this kind)")
         self._core.log.write(event, group=message.group, attempt=message.attempt, reason=message.reason)
 
     def gone(self, how: str, *, will_restart: bool) -> None:
