@@ -37,6 +37,7 @@ from fa_rollout.generator.startup import bring_to_version, expect_version, open_
 from fa_rollout.generator.updates.following import follows
 from fa_rollout.log_level import configure
 from fa_rollout.rewards.remote import RewardServerLost
+from fa_rollout.user_code.guard import LoopGuard
 from fa_rollout.user_code.loop import HardenedLoop
 from shm.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
@@ -66,18 +67,17 @@ def main(open_loop: Open | None = None) -> int:
     faulthandler.enable()
     configure("generator")
     channel = Channel(socket.socket(fileno=arguments.channel_fd))
-    with asyncio.Runner(loop_factory=HardenedLoop) as runner:
+    loop = HardenedLoop()
+    asyncio.set_event_loop(loop)
+    try:
         life = _live(channel, arguments.ring_fd, arguments.parent_pid, open_loop or _open)
-        try:
-            return runner.run(life)
-        finally:
-            loop = runner.get_loop()
-            assert isinstance(loop, HardenedLoop)
-            loop.let_go()
+        return loop.run_until_complete(life)
+    finally:
+        loop.run_until_complete(loop.finish())
 
 
 def leave(run: Callable[[], int]) -> None:
-    """End the process with what `run` returns; threads in which user code hangs are not waited for."""
+    """End the process with what `run` returns, without waiting for threads in which user code hangs."""
     code = 1
     try:
         code = run()
@@ -135,6 +135,7 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     tree = msgspec.json.decode(await link.preamble())
     config = from_dict(tree["config"])
     life.grace_s = float(config.run.grace_s)
+    stack.enter_context(LoopGuard(config.run.heartbeat_s / 2))
     parts, resume = await open_parts(config, lambda: _resume(link), ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     if not follows(config):

@@ -22,6 +22,7 @@ from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.wire import Setup
+from fa_rollout.user_code.guard import LoopGuard
 from shm.ring import RingWriter
 from shm.segment import Segment
 from trainer_hook.messages import Resume
@@ -37,6 +38,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     tree = msgspec.json.decode(await link.preamble())
     config = from_dict(tree["config"])
     life.grace_s = float(config.run.grace_s)
+    stack.enter_context(LoopGuard(config.run.heartbeat_s / 2))
     resume = await link.receive()
     assert isinstance(resume, Resume), "the hub's first message is Resume"
     setup = msgspec.msgpack.decode(resume.payload, type=Setup)

@@ -127,8 +127,8 @@ class UserCall(Generic[T]):
         assert self._deadline is not None
         at = place.of_task(self.task) or place.of_function(self._function)
         now_s = asyncio.get_running_loop().time()
-        since_s = self._since_s if at == self._at else now_s
-        where = f"; it has been at {at} for {now_s - since_s:.3g} s" if at else ""
+        since = f" for {now_s - self._since_s:.3g} s" if at == self._at else ""
+        where = f"; it has been at {at}{since}" if at else ""
         self._failure = UserCodeTimedOut(f"{self._what}: timeout: {self._deadline.rule}{where}")
         self.cancel()
 

@@ -19,6 +19,8 @@ from fa_rollout.user_code.call import IN_USER_CODE
 
 logger = logging.getLogger(__name__)
 
+_FINISH_S = 1.0
+
 
 class HardenedLoop(asyncio.SelectorEventLoop):
     """A loop that outlasts user code."""
@@ -46,12 +48,14 @@ class HardenedLoop(asyncio.SelectorEventLoop):
             asyncio.tasks._unregister_task(task)
         return task
 
-    def let_go(self) -> None:
-        """The end has come: tasks that are left may be found, and threads of user code are not waited for."""
-        self.set_default_executor(ThreadPoolExecutor(1))
-        for task in self._hidden:
-            if not task.done():
-                asyncio.tasks._register_task(task)
+    async def finish(self) -> None:
+        """Cancel every task that is left; one of user code that ignores it is left behind."""
+        left = {task for task in (*self._hidden, *asyncio.all_tasks()) if not task.done()}
+        left -= {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_FINISH_S)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         """Name look-ups wait for no thread of user code."""

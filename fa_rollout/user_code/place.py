@@ -13,6 +13,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +26,15 @@ _ASYNCIO = f"{Path(asyncio.__file__).parent}/"
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 _STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _MAX_FRAMES = 1000
+
+
+class Owner(IntEnum):
+    """Whose code it is; a smaller number tells a user more."""
+
+    USER = 0
+    INSTALLED = 1
+    PROJECT = 2
+    PYTHON = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ def first_of(error: BaseException) -> BaseException:
 
 def is_users(file: str) -> bool:
     """Whether a file belongs neither to this project, nor to what is installed."""
-    return _rank(file) == 0
+    return owner_of(file) is Owner.USER
 
 
 def innermost(frames: Iterable[Place]) -> Place | None:
@@ -91,17 +102,19 @@ def innermost(frames: Iterable[Place]) -> Place | None:
     for place in frames:
         if place.file.startswith(_RUNNERS):
             continue
-        if best is None or _rank(place.file) <= _rank(best.file):
+        if best is None or owner_of(place.file) <= owner_of(best.file):
             best = place
     return best
 
 
-def _rank(file: str) -> int:
+@lru_cache(maxsize=4096)
+def owner_of(file: str) -> Owner:
+    """Whose a file of code is."""
     if file.startswith(_OURS):
-        return 2
+        return Owner.PROJECT
     if file.startswith(_INSTALLED):  # below the standard library's folder in some installations
-        return 1
-    return 3 if file.startswith((*_STDLIB, "<frozen")) else 0
+        return Owner.INSTALLED
+    return Owner.PYTHON if file.startswith((*_STDLIB, "<frozen")) else Owner.USER
 
 
 def _frames_below(task: "asyncio.Task[Any]") -> Iterator[Place]:

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.generator.base.errors import SampleRefused
+from fa_rollout.generator.base.errors import SampleFailed, SampleRefused
 from fa_rollout.generator.turns.extras import extended
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.sampling import Params, token_sampling
@@ -38,6 +38,9 @@ from fa_rollout.generator.turns.versions import merge_spans
 from fa_rollout.sample import IntArray, Sample
 from fa_rollout.user_code.deadline import Deadline
 from trainer_hook.record import SamplingSpan, VersionSpan
+
+MAX_EMPTY_TURNS = 64
+"""Without room a turn ends at once: a loop around such turns would hold up the event loop for ever."""
 
 Generate = Callable[["GenerateContext", Sample, Params], Awaitable[Sample | list[Sample]]]
 
@@ -107,6 +110,8 @@ class GenerateContext:
         self._waiting: set[asyncio.Task[Any]] = set()
         """Tasks of the user's that wait for a turn."""
         self._is_open = True
+        self._num_empty = 0
+        """Turns in a row that brought no token."""
 
     def close(self) -> None:
         """The execution is over: turns that nobody waits for end, and no other begins."""
@@ -130,6 +135,7 @@ class GenerateContext:
 
         Raises:
             RequestFailed: the engine refuses the request, or failed again and again.
+            SampleFailed: too many turns in a row had no room.
             RuntimeError: the function that this was given to has returned.
         """
         if not self._is_open:
@@ -144,10 +150,14 @@ class GenerateContext:
                 turn = await self._requester.sample_turn(self._ticket, prompt, params, options=options or {})
         finally:
             self._waiting.discard(task)
-        if len(turn.output_ids):
+        self._num_empty = 0 if len(turn.output_ids) else self._num_empty + 1
+        if self._num_empty > MAX_EMPTY_TURNS:
+            raise SampleFailed(
+                f"no room: {MAX_EMPTY_TURNS} turns in a row had no room for a token; "
+                'leave the loop at a turn whose finish_reason is "length"'
+            )
+        if not self._num_empty:
             self._deadline.renew()
-        else:
-            await asyncio.sleep(0)  # a loop around turns without room must not hold up everybody
         return dataclasses.replace(turn, sampling=token_sampling(params))
 
     def encode(self, text: str) -> IntArray:

@@ -119,8 +119,12 @@ class Evaluations:
     def ended(self, message: m.EvaluationEnded) -> None:
         """No result follows."""
         evaluation = self._open.get(message.evaluation)
-        if evaluation is not None and not evaluation.is_over:
-            self._end(evaluation, message.error)
+        if evaluation is None or evaluation.is_over:
+            return
+        error, num_done = message.error, len(evaluation.done)
+        if error is None and num_done < evaluation.num_prompts:
+            error = f"an evaluation must answer every prompt: {num_done} of {evaluation.num_prompts} were"
+        self._end(evaluation, error)
 
     # --- inside -----------------------------------------------------------------------------------
 
