@@ -8,7 +8,7 @@ launch, nothing of it is left `LEFTOVER_S` later, and the next one goes on from 
 | SIGKILL | every process | good; engines and launches are started again |
 | SIGTERM | the launcher | good |
 | SIGSTOP | every process but the router | 0.1 to 40 s |
-| trouble (`trouble`) | one engine | 1 to 8 s |
+| trouble (`trouble`) | an engine; untrue answers come from one at a time | 1 to 8 s |
 | full disk | generator, hub | 1 to 4 s: no file of theirs can grow |
 | full output | a whole launch | all of it |
 """
@@ -34,6 +34,8 @@ LEFTOVER_S = 15.0
 LAUNCH_S = 400.0
 EXIT_CODES = {0, 70, 137, 143}
 """Ways for a launch to end in a storm."""
+REFUSED = 2
+"""A launch that finds an engine in trouble at its start ends in this way."""
 
 KILLED = {
     "generator": 6,
@@ -88,6 +90,10 @@ class Storm:
         self._due: list[tuple[float, Callable[[], object]]] = []
         """When to do what: the ends of faults that last."""
         self._stopped: set[int] = set()
+        self._lying: set[int] = set()
+        """Places of engines that give untrue answers."""
+        self._num_troubles = 0
+        """Since the launch began; those that it found count as well."""
 
     def run(self) -> Account:
         """Launch until the job is trained.
@@ -99,6 +105,7 @@ class Storm:
             self.account.num_launches += 1
             has_full_output = self._dice.random() < FULL_OUTPUT
             self.account.struck["launch full output"] += has_full_output
+            self._num_troubles = len(self._due)
             launch = Launch(self.job, has_full_output=has_full_output)
             try:
                 self._weather(launch)
@@ -155,11 +162,22 @@ class Storm:
         place = self._dice.randrange(len(self.job.engines))
         kind = self._dice.choice(list(KINDS))
         name = self._dice.choice(list(KINDS[kind]))
+        if kind == "lie" and (self.job.has_router or self._lying - {place}):
+            return False  # behind a router nobody can tell which worker it was
         if not self._tell(place, KINDS[kind][name]):
             return False
+        self._lying |= {place} if kind == "lie" else set()
+        self._num_troubles += 1
         self.account.struck[f"engine {kind}: {name}"] += 1
-        self._later(self._dice.uniform(*TROUBLE_S), lambda: self._tell(place, []))
+        self._later(self._dice.uniform(*TROUBLE_S), lambda: self._calm(place))
         return True
+
+    def _calm(self, place: int) -> None:
+        """Until it has heard, an engine lies on."""
+        if self._tell(place, []) or self.job.engines[place].process.poll() is not None:
+            self._lying.discard(place)
+        else:
+            self._later(0.5, lambda: self._calm(place))
 
     def _fill_disk(self, launch: Launch) -> bool:
         part = self._dice.choice(["generator", "hub"])
@@ -241,7 +259,7 @@ class Storm:
         code = launch.process.wait()
         code = 128 - code if code < 0 else code
         self.account.exits[code] += 1
-        if code not in EXIT_CODES:
+        if code not in EXIT_CODES and not (code == REFUSED and self._num_troubles):
             raise StormFailed(f"a launch must end in one of {EXIT_CODES}, found {code}")
         deadline_s = time.monotonic() + LEFTOVER_S
         while left := launch.left():

@@ -247,6 +247,18 @@ def test_an_untrue_answer_is_asked_for_once_more_of_another_engine(rule: Rule) -
         run_with([liar.url, good.url], work)
 
 
+def test_an_untrue_answer_costs_no_request_while_the_other_engine_is_away() -> None:
+    with faulty(Rule(rid="-r", corrupt="ids", every=2)) as liar, faulty() as other:
+
+        async def work(pool: EnginePool) -> None:
+            other.process.kill()
+            results = await ask_many(pool, 12)
+            assert [type(result) for result in results] == [Completion] * 12
+            assert {result.engine for result in results if isinstance(result, Completion)} == {liar.url}
+
+        run_with([liar.url, other.url], work, policy=quick(max_attempts=2, circuit_failures=1))
+
+
 def test_one_engine_alone_is_asked_once_more_and_then_the_reason_is_told() -> None:
     with faulty(Rule(rid="-r", corrupt="nan")) as engine:
 

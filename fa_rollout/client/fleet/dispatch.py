@@ -194,6 +194,11 @@ class Dispatcher:
         """Lanes that can be used besides these."""
         return [lane for lane in self.lanes if lane.is_usable and lane not in barred]
 
+    def are_others_away(self, barred: frozenset[Lane]) -> bool:
+        """Whether there are lanes besides these, none of which can be used at present."""
+        rest = [lane for lane in self.lanes if lane not in barred and not lane.is_leaving]
+        return bool(rest) and not any(lane.is_usable for lane in rest)
+
     def _grant(self, waiter: _Waiter, lane: Lane) -> None:
         if not waiter.future.done():
             lane.in_flight += 1

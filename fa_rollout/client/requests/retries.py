@@ -5,6 +5,7 @@
 | a condition of the server: overload, a server error, a lost connection | after a back-off | patience ends |
 | silence to its deadline | after a back-off | `max_attempts` |
 | an untrue answer | at once, to an engine that has not lied to it; to the only one once | `max_attempts` |
+| an untrue answer while every engine that has not lied to it is away | after a back-off | patience ends |
 | a refusal of this very request | no | |
 
 Invariant: what says nothing of the request spends nothing but time.
@@ -59,6 +60,9 @@ class Retries:
             raise RequestTimedOut(text) from failure
         if kind is FailureClass.INVALID:
             call.liars |= {lane}
+            if failure.status is None and self.dispatcher.are_others_away(call.liars):
+                call.trouble = self.bear(call.trouble, text)
+                return backoff_s(self.policy, kind, call.num_failures, random.random())
             self._try_elsewhere(call, failure, text)
             return 0.0
         if kind is FailureClass.SILENCE:
