@@ -121,3 +121,23 @@ def test_a_checkpoint_of_other_data_is_refused_with_both_named(rig: MakeRig) -> 
     with rig(data={"seed": 6}) as run, run.attach() as hook:  # noqa: SIM117
         with pytest.raises(HookStateError, match=r"seed 5, found .*seed 6"):
             hook.load_state_dict(state)
+
+
+def test_an_update_that_is_missing_after_a_load_is_told_at_the_first_batch_even_with_groups_in_the_ring(
+    rig: MakeRig,
+) -> None:
+    with rig() as run:
+        with run.attach() as hook:
+            train(hook, 2, [])
+            state = hook.state_dict()
+        with run.attach() as hook:
+            hook.load_state_dict(state)
+            with (
+                pytest.raises(HookStateError, match=r"call hook.update_weights\(\) once after"),
+                hook.next_batch(),
+            ):
+                pass
+            with hook.update_weights():
+                pass
+            train(hook, 1, [])
+        assert add_up(run.stop().counts)

@@ -78,6 +78,14 @@ class Restarts:
     def may_train(self, rank: Attachment, request: int) -> bool:
         """Whether a rank may have batches; it is told when not."""
         core = self._core
+        if rank.has_state and core.flow is not None and self._lacks_update(core.flow):
+            text = (
+                "the engines lack the weights of the checkpoint that was loaded "
+                f"(version {core.flow.version}): call hook.update_weights() once after "
+                "hook.load_state_dict(), before the first batch"
+            )
+            core.refuse(rank, request, "HookStateError", text)
+            return False
         if not core.world.needs_state or rank.has_state:
             return True
         text = (
@@ -87,6 +95,17 @@ class Restarts:
         )
         core.refuse(rank, request, "HookStateError", text)
         return False
+
+    def _lacks_update(self, flow: Flow) -> bool:
+        """Whether only the trainer can give the engines the weights that a loaded state goes on from."""
+        core = self._core
+        comes_by_itself = core.config.engine.shared or core.updates.phase is not Phase.IDLE
+        return flow.weights_pending and not comes_by_itself and not self._can_go_back(flow)
+
+    def _can_go_back(self, flow: Flow) -> bool:
+        """Whether the engines can load what they started with."""
+        is_first = flow.version == 0 and flow.handed_since_publication == 0
+        return is_first and self._core.first_weights is not None and not self._core.config.engine.shared
 
     # --- loads ------------------------------------------------------------------------------------
 
@@ -163,13 +182,11 @@ class Restarts:
     def bring_first_weights(self, flow: Flow) -> None:
         """Version 0 is what the engines started with: they can go back to it without the trainer."""
         core = self._core
-        is_wanted = flow.weights_pending and flow.version == 0 and flow.handed_since_publication == 0
+        is_wanted = flow.weights_pending and self._can_go_back(flow)
         is_asked = core.world.is_complete and len(core.world.waiting()) == len(core.world.members)
         if (
             is_wanted
             and is_asked
-            and core.first_weights is not None
-            and not core.config.engine.shared
             and core.updates.phase is Phase.IDLE
             and self._first_weights_of != flow.lineage
         ):
