@@ -11,9 +11,10 @@
         with hook.update_weights() as update:
             update.push(model)
 
-In: a hook. Out: its steps, until the data ends. Invariant: a batch is a copy, so that it outlives its lease;
-the hub counts a step as trained when it is given out, and `hook.state_dict()` between two steps is right all
-the same: what a checkpoint does not cover comes again.
+In: a hook. Out: its steps, until the data ends. Invariant: a batch is a copy, so that it outlives its lease.
+Its step counts as trained with this rank's next call of `update_weights`, `state_dict` or `close`, or when
+the next batch is asked for: a rank that is lost before that has not trained it. A loader that asks for
+batches ahead counts them too early.
 """
 
 from collections.abc import Iterator
@@ -40,8 +41,7 @@ class RolloutDataset(IterableDataset[Batch]):
             )
         while True:
             try:
-                with self._hook.next_batch(copy=True) as batch:
-                    pass
+                batch = self._hook._stepping.lend()
             except EndOfData:
                 return
             yield batch

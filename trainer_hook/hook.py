@@ -233,6 +233,7 @@ class TrainerHook:
             Stalled: a rank did not enter, or an engine did not answer, in `trainer.stall_s`.
             PeerLost, GeneratorFailed: as for `next_batch`.
         """
+        self._stepping.end_lent()
         return Block(self._updating.enter, self._updating.leave)
 
     # --- control ----------------------------------------------------------------------------------
@@ -327,6 +328,7 @@ class TrainerHook:
             HookStateError: another rank gave such a step back: its block raised.
             Stalled: a rank did not leave such a step in `trainer.stall_s`.
         """
+        self._stepping.end_lent()
         return self._checkpoints.take(step=self.step, payload=payload, interrupt=interrupt)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -352,6 +354,8 @@ class TrainerHook:
         self._leave(in_order=True)
 
     def _leave(self, *, in_order: bool) -> None:
+        if in_order:
+            self._stepping.end_lent()
         self._updating.pusher.close()
         self._session.close(in_order=in_order)
 

@@ -33,14 +33,17 @@ class Stepping:
         self._session = session
         self._request: m.Next | None = None
         self._batch: Batch | None = None
+        self._is_lent = False
 
     def is_ready(self) -> bool:
         """Ask for the step's batch, unless that was done before; whether `enter` would not have to wait."""
+        self.end_lent()
         with self._session.call(outside=True):
             return self._session.connection.has_arrived(self._ask())
 
     def enter(self, *, copy: bool) -> Batch:
         """Wait for this rank's part of the step and map it."""
+        self.end_lent()
         with self._session.call(outside=True):
             with self.time.waiting():
                 message = self._wait() if self.nodes is None else self._wait_for_all(self.nodes)
@@ -52,10 +55,21 @@ class Stepping:
                 )
             return self._batch
 
+    def lend(self) -> Batch:
+        """A batch outside of any block: its step ends with this rank's next call that needs to know."""
+        batch = self.enter(copy=True)
+        self._session.inside, self._is_lent = None, True
+        return batch
+
+    def end_lent(self) -> None:
+        """The step that was lent is trained, if one was."""
+        if self._is_lent:
+            self.leave(None)
+
     def leave(self, error: BaseException | None) -> None:
         """End the step: trained, or returned. Never raises: a hub that is gone is the next call's to tell."""
         with self._session.leaving() as can_report:
-            batch, self._batch = self._batch, None
+            batch, self._batch, self._is_lent = self._batch, None, False
             if batch is None:
                 return
             batch.close()
