@@ -37,6 +37,7 @@ from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_st
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.request import TokenIds, WireIds, check_ids
+from trainer_hook.messages import Probe
 
 _LOG = logging.getLogger(__name__)
 
@@ -359,16 +360,22 @@ class EnginePool:
         self._dispatcher.release_hold()
 
     async def update_weights_from_disk(
-        self, path: str, label: str, *, changed: str | None = None, base: str | None = None
+        self,
+        path: str,
+        label: str,
+        *,
+        changed: str | None = None,
+        base: str | None = None,
+        probes: Sequence[Probe] = (),
     ) -> None:
         """Load weights from a folder on every engine, under a version label that each then tells.
 
         `changed` is a folder of what differs from the version labelled `base`: engines that hold that, and
-        whose model is not quantized, load no more.
+        whose model is not quantized, load no more. `probes` are compared with what each engine then holds.
 
         Raises:
-            ControlFailed: an engine did not load, or does not tell the label; or its prefix cache cannot be
-                emptied, since it is old and holds requests (then no weights were changed).
+            ControlFailed: an engine did not load, does not tell the label or holds other weights; or its
+                prefix cache cannot be emptied, since it is old and holds requests: no weights were changed.
         """
         # A flush that a load finds impossible comes too late: newer engines have changed their weights by
         # then, and SGLang 0.5.15 dies of it. Where requests may be held it is asked for alone, beforehand.
@@ -378,8 +385,8 @@ class EnginePool:
             await self._fleet.flush_cache()
         is_idle = self._pause_mode not in ("retract", "in_place")
         before = self._recovery.weights
-        self._recovery.want(Weights(path=path, label=label))
-        files = control.Files(path=path, label=label, changed=changed, base=base)
+        self._recovery.want(Weights(path=path, label=label, probes=probes))
+        files = control.Files(path=path, label=label, changed=changed, base=base, probes=probes)
         for engine in stranded:
             engine.standing.status = Status.SERVES
         try:  # an engine that comes back in the meantime loads the new ones by itself

@@ -196,6 +196,7 @@ class Updating:
             path=None if pushed.path is None else str(pushed.path),
             changed=None if pushed.changed is None else str(pushed.changed),
             is_streamed=pushed.is_streamed,
+            probes=list(pushed.probes),
             version=update.version if self.sharing is not None else None,
         )
         assert isinstance(done, m.UpdateDone)

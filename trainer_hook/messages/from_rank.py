@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from trainer_hook.messages.base import Message
-from trainer_hook.messages.streaming import Stage
+from trainer_hook.messages.streaming import Probe, Stage
 
 
 class Next(Message):
@@ -50,6 +50,8 @@ class UpdatePublish(Message):
     """Folder of those files of `path` that are new since the version published last; None: all are."""
     is_streamed: bool = False
     """The engines took the weights by `UpdateStage`s, so that no file holds them."""
+    probes: list[Probe] = []
+    """Some numbers of the files in `path`."""
     version: int | None = None
     """Where another node's run has given the engines their weights: the version that it did."""
 

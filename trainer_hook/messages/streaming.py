@@ -76,8 +76,22 @@ class TakeBroadcast(_Stage):
     shapes: list[list[int]]
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """Some numbers of a weight, which an engine that has it can be asked for."""
+
+    name: str
+    num_rows: int
+    """Of the weight, to be asked for; of these the first numbers are `values`."""
+    values: dict[str, list[float]]
+    """By the type that an engine may have rounded them to."""
+    before: list[float] = []
+    """What engines start with, where that is known and differs."""
+
+
 class SealStream(_Stage):
     """Everything was sent: engines tell the label of the new version. No value."""
+
+    probes: list[Probe] = []
 
 
 Stage = OpenStream | JoinGroup | TakeTensors | TakeBroadcast | SealStream

@@ -6,7 +6,7 @@ import msgspec
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_rank import EvaluationOrder, KeptEntry
-from trainer_hook.messages.streaming import Stage
+from trainer_hook.messages.streaming import Probe, Stage
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +120,8 @@ class PublishWeights(Message):
     base: int = 0
     is_streamed: bool = False
     """The engines took them by `EngineStage`s."""
+    probes: list[Probe] = []
+    """Of the files, for engines to be asked for."""
 
 
 class EngineStage(Message):

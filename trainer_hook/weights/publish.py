@@ -7,13 +7,17 @@ Invariants: never more than one file's worth of gathered tensors is held; every 
 gathering collective, also when the writer has failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_hook.model.pieces import Piece
 from trainer_hook.weights.gathering import Gathering, on_host
 from trainer_hook.weights.weight_base import WeightBase
 from trainer_hook.weights.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_FILE_BYTES = 128 << 20
 
@@ -26,6 +30,7 @@ def publish(
     max_file_bytes: int = MAX_FILE_BYTES,
     base: str | Path | None = None,
     rest: str | Path | None = None,
+    look: "Callable[[Mapping[str, torch.Tensor]], None]" = lambda bucket: None,
 ) -> list[Path]:
     """Write all weights of the pieces into `folder` and return the files, the index last.
 
@@ -37,6 +42,7 @@ def publish(
         write: False on ranks that only take part in gathering sharded tensors.
         base: folder of an earlier version. Weights that are the same there are not written again, but linked
             to, and `folder/changed` gets what differs.
+        look: shown every bucket before it is written.
         rest: folder of weights that the pieces lack; they are added, so that `folder` holds all.
 
     Raises:
@@ -50,6 +56,7 @@ def publish(
     others = None if rest is None else WeightBase(Path(rest))
     files.check_room(weights.sizes, others)
     for bucket in weights.buckets(on_host, wanted=lambda: files.failure is None):
+        look(bucket)
         files.write(bucket)
     if others is not None:
         files.complete(others, weights.sizes, max_file_bytes)

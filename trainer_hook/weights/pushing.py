@@ -25,6 +25,7 @@ from trainer_hook.errors import (
 from trainer_hook.model.fit import check_kinds, fitting
 from trainer_hook.model.index import ModelIndex, NoIndex
 from trainer_hook.model.pieces import Piece
+from trainer_hook.model.probes import Probes
 from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.session import Session
 from trainer_hook.weights.gathering import Gathering
@@ -46,6 +47,7 @@ class Pushed:
     """Folder to load; None: they have the weights already."""
     changed: Path | None = None
     is_streamed: bool = False
+    probes: Sequence[m.Probe] = ()
 
 
 class Pusher:
@@ -72,9 +74,19 @@ class Pusher:
         pieces = self._fitting(source, begun, needs_rest=partial and way is m.Via.DISK, partial=partial)
         if way is m.Via.DISK:
             rest = begun.rest if partial else None
-            publish(pieces, folder, write=begun.leader, max_file_bytes=size, base=begun.base, rest=rest)
+            probes = Probes(self._index(begun))
+            publish(
+                pieces,
+                folder,
+                write=begun.leader,
+                max_file_bytes=size,
+                base=begun.base,
+                rest=rest,
+                look=probes.look,
+            )
             changed = folder / CHANGED
-            return Pushed(path=folder, changed=changed if changed.is_dir() else None)
+            found = changed if changed.is_dir() else None
+            return Pushed(path=folder, changed=found, probes=probes.chosen)
         with self._session.call():
             self._stream(Gathering(pieces, size), begun, way, partial=partial)
         return Pushed(is_streamed=True)
@@ -176,13 +188,13 @@ class Pusher:
         if not begun.leader:
             weights.attend()
             return None
-        port = _Engines(self._session)
+        port, probes = _Engines(self._session), Probes(self._index(begun))
         stream: Stream
         if opening.via is m.Via.TENSOR:
-            stream = TensorStream(port, opening, Path(begun.path))
+            stream = TensorStream(port, opening, probes, Path(begun.path))
         else:
             backend = "nccl" if weights.device.type == "cuda" else "gloo"
-            stream = BroadcastStream(port, opening, self._group, backend=backend)
+            stream = BroadcastStream(port, opening, probes, self._group, backend=backend)
         for bucket in weights.buckets(stream.place, wanted=lambda: stream.failure is None):
             stream.send(bucket)
         stream.close()

@@ -25,6 +25,7 @@ import msgspec
 
 from trainer_hook import messages as m
 from trainer_hook.errors import HookError, PublishFailed, StreamBroken
+from trainer_hook.model.probes import Probes
 from trainer_hook.weights.gathering import num_bytes, on_host
 from trainer_hook.weights.update_group import UpdateGroup, own_address, serve_store
 
@@ -50,8 +51,9 @@ class Engines(Protocol):
 class Stream:
     """One pass of all weights: `send` for every bucket, then `close`."""
 
-    def __init__(self, engines: Engines, opening: m.OpenStream) -> None:
+    def __init__(self, engines: Engines, opening: m.OpenStream, probes: Probes) -> None:
         self._opening = opening
+        self.probes = probes
         self.failure: HookError | None = None
         """Why nothing more is sent."""
         self._engines = engines
@@ -65,6 +67,7 @@ class Stream:
     def send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
         """Send a bucket, once the one before has arrived."""
         if self.failure is None:
+            self.probes.look(bucket)
             self._guard(lambda: self._send(bucket))
 
     def close(self) -> None:
@@ -98,7 +101,7 @@ class Stream:
 
     def _seal(self) -> None:
         self._finish()
-        self._begin(m.SealStream())
+        self._begin(m.SealStream(probes=self.probes.chosen))
         self._finish()
 
     def _send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
@@ -111,8 +114,8 @@ class Stream:
 class TensorStream(Stream):
     """Buckets as bytes, for requests of the generator to the engines; two at a time lie in `folder`."""
 
-    def __init__(self, engines: Engines, opening: m.OpenStream, folder: Path) -> None:
-        super().__init__(engines, opening)
+    def __init__(self, engines: Engines, opening: m.OpenStream, probes: Probes, folder: Path) -> None:
+        super().__init__(engines, opening, probes)
         self._folder = folder
         self._num_sent = 0
         self._sent: Path | None = None
@@ -163,9 +166,15 @@ class BroadcastStream(Stream):
     """Broadcasts in a group of the leader and the engines' workers, which stays for the next update."""
 
     def __init__(
-        self, engines: Engines, opening: m.OpenStream, group: UpdateGroup | None, *, backend: str
+        self,
+        engines: Engines,
+        opening: m.OpenStream,
+        probes: Probes,
+        group: UpdateGroup | None,
+        *,
+        backend: str,
     ) -> None:
-        super().__init__(engines, opening)
+        super().__init__(engines, opening, probes)
         self.group = group
         """For the next stream; None when it was left."""
         self._backend = backend

@@ -6,13 +6,15 @@ Invariant: nothing here ends a request that is not ours, but a pause whose mode 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused, ControlUnanswered, NotDone
+from fa_rollout.client.engine import readback
 from fa_rollout.client.engine.endpoints import Engine
+from trainer_hook.messages import Probe
 
 T = TypeVar("T")
 
@@ -209,6 +211,8 @@ class Files:
     changed: str | None = None
     """Folder of what differs from the version labelled `base`, for engines that hold that."""
     base: str | None = None
+    probes: Sequence[Probe] = ()
+    """Numbers that an engine must hold then."""
 
 
 async def load_weights(
@@ -220,15 +224,18 @@ async def load_weights(
     weights are copied as they come, and nothing is computed of all of them.
 
     Raises:
-        ControlFailed: it does not load them, or does not tell the label.
+        ControlFailed: it does not load them, does not tell the label, or holds other weights afterwards.
     """
     if takes_parts and files.changed is not None and await version_of(engine) == files.base:
         try:
             await _load(engine, files.changed, files.label, flush_cache=flush_cache, limit_s=limit_s)
-            return
         except ControlRefused as error:
             _LOG.warning("event=part_refused endpoint=%s error=%s", engine.url, error)
+        else:
+            await readback.check(engine, files.probes)
+            return
     await _load(engine, files.path, files.label, flush_cache=flush_cache, limit_s=limit_s)
+    await readback.check(engine, files.probes)
 
 
 async def _load(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:

@@ -110,15 +110,17 @@ class Engine:
         """
         limit_s = timeout_s or self.policy.control_timeout_s
         data = None if payload is None else msgspec.json.encode(payload)
-        return await self._control(method, path, data, limit_s)
+        return _object(await self._control(method, path, data, limit_s))
+
+    async def call_any(self, path: str, payload: dict[str, Any], *, timeout_s: float) -> Any:
+        """A POST whose answer may be any JSON; None where it is none."""
+        return await self._control("POST", path, msgspec.json.encode(payload), timeout_s)
 
     async def call_with(self, path: str, body: TensorBody, *, timeout_s: float) -> dict[str, Any]:
         """The same with a body that is made as it is sent."""
-        return await self._control("POST", path, body, timeout_s)
+        return _object(await self._control("POST", path, body, timeout_s))
 
-    async def _control(
-        self, method: str, path: str, data: bytes | TensorBody | None, limit_s: float
-    ) -> dict[str, Any]:
+    async def _control(self, method: str, path: str, data: bytes | TensorBody | None, limit_s: float) -> Any:
         status, body = await self._exchange(method, path, data, limit_s)
         if hint := key_hint(status):
             raise KeyRefused(f"{method} {self.url}{path} must be accepted, found {status}{hint}")
@@ -126,10 +128,9 @@ class Engine:
             text = body[:500].decode(errors="replace")
             raise ControlRefused(f"{method} {self.url}{path} must be accepted, found {status} {text}", status)
         try:
-            answer = msgspec.json.decode(body) if body else {}
+            return msgspec.json.decode(body) if body else None
         except (msgspec.DecodeError, RecursionError):
-            return {}
-        return answer if isinstance(answer, dict) else {}
+            return None
 
     async def status(self, path: str, timeout_s: float) -> int | None:
         """The HTTP status of a GET, None when none came."""
@@ -164,6 +165,10 @@ class Engine:
                 raise ControlUnanswered(f"{method} {self.url}{path} must be answered: {text}") from error
             text = describe(error)
             raise ControlFailed(f"{method} {self.url}{path} must be answered: {text}") from error
+
+
+def _object(answer: Any) -> dict[str, Any]:
+    return answer if isinstance(answer, dict) else {}
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> HttpFailure:

@@ -34,6 +34,8 @@ class Standing:
     """Groups for broadcasts that it may be in because of us."""
     label: str | None = None
     """The weight version of ours that it confirmed last."""
+    is_checked: bool = False
+    """It was asked for some of the weights that it was given, and holds them as far as it tells."""
     is_struck_off: bool = False
     """We took it off the router's list until it has the current weights."""
 

@@ -15,7 +15,7 @@ last.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Never
@@ -29,6 +29,7 @@ from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
+from trainer_hook.messages import Probe
 
 _LOG = logging.getLogger(__name__)
 _SLOWEST = 10.0
@@ -46,6 +47,8 @@ class Weights:
 
     path: str | None = None
     """None: every engine has it from its own start, and lacks the label alone."""
+    probes: Sequence[Probe] = ()
+    """Some of its numbers."""
     label: str
     is_streamed: bool = False
     """No file holds it: an engine that lacks it must wait for the next update."""
@@ -381,7 +384,8 @@ class Recovery:
             await control.set_label(engine, weights.label)
         else:
             limit_s = self._policy.update_timeout_s
-            files = control.Files(path=weights.path, label=weights.label)
+            files = control.Files(path=weights.path, label=weights.label, probes=weights.probes)
+            engine.standing.is_checked = False
             # A request that began under other weights must not end under the label of these.
             async with control.emptied(engine):
                 await control.load_weights(

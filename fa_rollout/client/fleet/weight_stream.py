@@ -10,17 +10,17 @@ then on it wants them. No request is ended.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine import control, pieces
+from fa_rollout.client.engine import control, pieces, readback
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.tensor_body import TensorBody, TensorFile
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery, Weights
-from trainer_hook.messages import GROUP_TIMEOUT_S, Audience, JoinGroup, TakeBroadcast
+from trainer_hook.messages import GROUP_TIMEOUT_S, Audience, JoinGroup, Probe, TakeBroadcast
 
 T = TypeVar("T")
 
@@ -148,8 +148,8 @@ class WeightStream:
         limit_s = GROUP_TIMEOUT_S * len(stage.names)
         await self._together("/update_weights_from_distributed", lambda _: payload, limit_s=limit_s)
 
-    async def seal(self, label: str) -> None:
-        """All was sent: engines tell the label of what they hold now.
+    async def seal(self, label: str, probes: Sequence[Probe] = ()) -> None:
+        """All was sent: engines tell the label of what they hold now, if they hold the numbers of `probes`.
 
         Raises:
             EnginesLost, ControlRefused: it is not told.
@@ -157,6 +157,7 @@ class WeightStream:
 
         async def finish(engine: Engine) -> None:
             await control.end_session(engine)
+            await readback.check(engine, probes)
             await control.set_label(engine, label, in_place_of=control.IN_PIECES)
 
         self._recovery.claims(label)

@@ -17,7 +17,6 @@ class Applying:
         tensors: Tensors,
         *,
         version: str | None,
-        allow_partial: bool,
         flush_cache: bool,
         abort_all: bool,
     ) -> int:
@@ -28,8 +27,8 @@ class Applying:
             RequestRefused: the cache cannot be emptied. In both cases nothing was changed.
         """
         engine = self._frontend.engine
-        update = WeightUpdate(tensors=tensors, version=version)
-        await asyncio.to_thread(engine.check_weights, update, allow_partial=allow_partial)
+        known = await asyncio.to_thread(engine.known_weights, tensors)
+        update = WeightUpdate(tensors=known, version=version)
         if abort_all:
             self._frontend.abort_all()
         done = await self._frontend.call(lambda: engine.update_weights(update, flush_cache=flush_cache))

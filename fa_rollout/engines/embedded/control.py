@@ -34,6 +34,11 @@ class VersionBody(msgspec.Struct, frozen=True, kw_only=True):
     abort_all_requests: bool = True
 
 
+class NameBody(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    truncate_size: int = 100
+
+
 class Control:
     """Handlers over a frontend."""
 
@@ -55,6 +60,8 @@ class Control:
             web.post("/update_weight_version", self.update_version),
             web.post("/flush_cache", self.flush_cache),
             web.get("/flush_cache", self.flush_cache),
+            web.post("/get_weights_by_name", self.get_weights),
+            web.get("/get_weights_by_name", self.get_weights),
         ]
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -71,11 +78,10 @@ class Control:
         try:
             _check_format(body.load_format)
             # Read beside the running engine; only the copy into the model stops it
-            checkpoint = await asyncio.to_thread(read_checkpoint, Path(body.model_path), self._owners)
+            tensors = await asyncio.to_thread(read_checkpoint, Path(body.model_path), self._owners)
             num_paused = await self._applying.apply(
-                checkpoint.tensors,
+                tensors,
                 version=body.weight_version,
-                allow_partial=checkpoint.is_partial,
                 flush_cache=body.flush_cache,
                 abort_all=body.abort_all_requests,
             )
@@ -103,6 +109,15 @@ class Control:
                 "new_version": body.new_version,
             }
         )
+
+    async def get_weights(self, request: web.Request) -> web.Response:
+        """The first rows of a parameter, as numbers."""
+        body = await read_body(request, NameBody)
+        tensor = self._engine.weight(body.name)
+        if tensor is None:
+            return json_response({"error": {"message": "Get parameter by name failed"}}, status=400)
+        rows = await self._frontend.call(lambda: tensor[: body.truncate_size].float().tolist())
+        return json_response(rows)
 
     async def flush_cache(self, _: web.Request) -> web.Response:
         if await self._frontend.call(self._engine.flush_cache):

@@ -205,9 +205,13 @@ class Engine:
     def num_weight_bytes(self) -> int:
         return self._weights.num_bytes
 
-    def check_weights(self, update: WeightUpdate, *, allow_partial: bool) -> None:
-        """Raise WeightsRefused unless the update fits. Reads shapes only: any thread may call it."""
-        self._weights.check(update.tensors, allow_partial=allow_partial)
+    def known_weights(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those that the model has; raises WeightsRefused for other shapes. Any thread may call it."""
+        return self._weights.known(tensors)
+
+    def weight(self, name: str) -> torch.Tensor | None:
+        """A parameter as it is now."""
+        return self._weights.get(name)
 
     def update_weights(self, update: WeightUpdate, *, flush_cache: bool) -> "Future[int]":
         """Apply at once if paused or idle, else when the running requests have ended.

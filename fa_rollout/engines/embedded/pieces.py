@@ -123,7 +123,6 @@ class Pieces:
         await self._applying.apply(
             tensors,
             version=body.weight_version,
-            allow_partial=True,
             flush_cache=body.flush_cache,
             abort_all=body.abort_all_requests,
         )

@@ -6,11 +6,13 @@ Weights are a label; what an update under held requests does is what SGLang of e
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fa_rollout.engines.scripted.core import Core
+from fa_rollout.engines.scripted.float_rows import first_rows
 from fa_rollout.engines.scripted.wire import Exchange
 
 Route = Callable[[Exchange, dict[str, Any]], None]
@@ -32,6 +34,7 @@ class Weights:
             ("POST", "/init_weights_update_group"): self._join_or_leave,
             ("POST", "/destroy_weights_update_group"): self._join_or_leave,
             ("POST", "/update_weight_version"): self._set_version,
+            ("POST", "/get_weights_by_name"): self._read,
             ("GET", "/flush_cache"): self._flush,
             ("POST", "/flush_cache"): self._flush,
         }
@@ -100,6 +103,16 @@ class Weights:
             exchange.send(200, b"Cache flushed.\n", "text/plain")
         else:
             exchange.send(400, b"Flush cache failed.\n", "text/plain")
+
+    def _read(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """The first rows of a weight as the folder that was loaded last has it."""
+        rows = first_rows(
+            Path(self.core.script.model_path), str(body["name"]), body.get("truncate_size", 100)
+        )
+        if rows is None:
+            exchange.send_json({"error": {"message": "Get parameter by name failed"}}, 400)
+        else:
+            exchange.send_json(rows)
 
     def _set_version(self, exchange: Exchange, body: dict[str, Any]) -> None:
         if body.get("abort_all_requests", True):

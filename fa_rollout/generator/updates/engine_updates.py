@@ -150,7 +150,7 @@ class EngineUpdates(UpdateOrders):
             else:
                 base = self._book.label(message.base)
                 await self._pool.update_weights_from_disk(
-                    message.path, label, changed=message.changed, base=base
+                    message.path, label, changed=message.changed, base=base, probes=message.probes
                 )
                 await self._pool.streams.supersede()
             self._book.confirm(message.version)

@@ -75,7 +75,7 @@ class StreamStages:
                 await streams.take_broadcast(stage)
             case SealStream():
                 self._book.announce(message.lineage, message.version)
-                await streams.seal(self._book.label(message.version))
+                await streams.seal(self._book.label(message.version), stage.probes)
         return None
 
     async def _opened(self, stage: OpenStream, mode: str) -> Audience:

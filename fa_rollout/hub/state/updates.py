@@ -277,6 +277,7 @@ class Updates:
             changed=None if base is None else said.changed,
             base=base or 0,
             is_streamed=said.is_streamed,
+            probes=said.probes,
         )
 
     def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:

@@ -11,8 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 from embedded_client import Client, connect, output_logprobs
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from fa_rollout.engines.embedded.weights import Weights
 from tests.engines.reference import reference_logprobs
 
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}
@@ -233,8 +235,7 @@ def broken_checkpoints(folder: Path, source: Path) -> dict[str, Path]:
     weights = safetensors.torch.load_file(source / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     variants = {
-        "must be whole; missing": {key: value for key, value in weights.items() if key != name},
-        "unknown: extra": weights | {"extra": torch.zeros(2)},
+        "unknown ones are more than all": weights | {"extra": torch.zeros(1 << 20)},
         f"{name} must have shape": weights | {name: torch.zeros(3, 3)},
     }
     folders = {}
@@ -331,3 +332,43 @@ def test_broken_weights_are_an_error_of_the_request_and_leave_no_trace(
         assert output_logprobs(reply) == pytest.approx(expected, abs=1e-4)
 
     play(engine, model_folder, scene)
+
+
+def test_what_sglang_takes_without_a_word_is_taken_here_too(
+    engine: EmbeddedEngine, model_folder: Path, other_folder: Path, tmp_path: Path
+) -> None:
+    old, new = (
+        safetensors.torch.load_file(path / "model.safetensors") for path in (model_folder, other_folder)
+    )
+    name, short = "model.layers.1.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    given = {"unknown": torch.zeros(3), name: new[name], short: new[short][:-2].clone()}
+    safetensors.torch.save_file(given, tmp_path / "model.safetensors")
+
+    async def held(client: Client, name: str) -> torch.Tensor:
+        status, rows = await client.call("/get_weights_by_name", {"name": name, "truncate_size": 1 << 20})
+        assert status == 200
+        return torch.tensor(rows)
+
+    async def scene(client: Client) -> None:
+        await update(client, tmp_path, "run:1")
+        assert torch.equal(await held(client, name), new[name])
+        assert torch.equal(await held(client, short), torch.cat([new[short][:-2], old[short][-2:]]))
+        untouched = "model.layers.0.mlp.down_proj.weight"
+        assert torch.equal(await held(client, untouched), old[untouched])
+        status, reply = await client.call("/get_weights_by_name", {"name": "unknown"})
+        assert (status, reply["error"]["message"]) == (400, "Get parameter by name failed")
+
+    play(engine, model_folder, scene)
+
+
+def test_experts_are_taken_one_by_one_as_files_have_them() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = MixtralConfig(vocab_size=9, num_key_value_heads=1, num_local_experts=2, **sizes)
+    model = MixtralForCausalLM(config)
+    weights = Weights(model)
+    name = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
+    weights.apply(weights.known({name: torch.full((8, 8), 7.0)}))
+    fused = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"]
+    assert (fused[1, 8:] == 7).all()
+    assert not (fused[0] == 7).any()
+    assert not (fused[1, :8] == 7).any()
