@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.generator import misbehaving_code
 from tests.generator.virtual import VirtualRun, true_ids, true_logprob
 from tests.hub.rig import add_up
 from trainer_hook import EvaluatedPrompt
@@ -22,6 +24,8 @@ NUM_STEPS, GROUPS_PER_STEP = 8, 2
 
 class RunMachine(RuleBasedStateMachine):
     """One rank, one generator, engines: all that can happen between them."""
+
+    user_code: Any = None
 
     @initialize(
         policy=st.sampled_from(["wait", "wait", "wait", "drop", "retry", "mask", "keep"]),
@@ -54,6 +58,8 @@ class RunMachine(RuleBasedStateMachine):
             update_interval=interval,
             surplus_groups=surplus,
             group_timeout_s=timeout_s,
+            idle_timeout_s=5.0,
+            user_code=self.user_code,
         )
         self.request = 0
         self.asked: int | None = None
@@ -316,3 +322,23 @@ RunMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 test_every_group_ends_once = RunMachine.TestCase
+
+
+class MisbehavingMachine(RunMachine):
+    """The same with user code that does anything: the generator's task never ends of it."""
+
+    user_code = misbehaving_code
+
+    @invariant()
+    def the_generator_lives(self) -> None:
+        if hasattr(self, "run"):
+            assert not self.run.serving.done()
+
+
+MisbehavingMachine.TestCase.settings = settings(
+    max_examples=3,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+test_every_group_ends_once_whatever_user_code_does = MisbehavingMachine.TestCase

@@ -28,8 +28,11 @@ from fa_rollout.generator.startup import Parts
 from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.state.world import Attachment
+from fa_rollout.rewards.call import Shape
+from fa_rollout.rewards.loop import LoopScorer
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, Scored
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.loop import HardenedLoop
 from shm.ring import Descriptor, RingReader, RingTable
 from shm.segment import Segment
 from trainer_hook import messages as m
@@ -41,7 +44,7 @@ NUM_PROMPTS = 13
 BUDGET = 8
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(HardenedLoop):
     """An event loop whose clock jumps to the next timer instead of waiting for it."""
 
     def __init__(self) -> None:
@@ -221,6 +224,15 @@ class _Rewards:
         ]
 
 
+class _UsersRewards(LoopScorer):
+    """The real scorer of async functions."""
+
+    patience = Patience(600.0)
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function, Shape(group=False, key=None), timeout_s=5.0)
+
+
 def _keep(samples: list[Sample]) -> bool:
     return samples[0].group % 7 != 3
 
@@ -253,8 +265,12 @@ class _Life:
 class VirtualRun:
     """Hub, generator and one rank; also the hub's outbox."""
 
-    def __init__(self, folder: Path, *, ring_bytes: int = 32 << 10, **rollout: Any) -> None:
+    def __init__(
+        self, folder: Path, *, ring_bytes: int = 32 << 10, user_code: Any = None, **rollout: Any
+    ) -> None:
+        """`user_code`: has `generate`, `reward` and `keep`, in place of well-behaved models of them."""
         self.loop = VirtualLoop()
+        self._user_code = user_code
         self.config = _config(ring_bytes, rollout)
         self.segment = Segment.create(ring_bytes, prefault=False)
         self.table = RingTable(self.segment.size_bytes)
@@ -313,20 +329,21 @@ class VirtualRun:
                 link=cast(Any, self._link),
                 life=cast(Any, self._life),
             )
-            self._serving = asyncio.ensure_future(generator.serve())
+            self.serving = asyncio.ensure_future(generator.serve())
             await self.engines.set_version_label(f"{resume.lineage}:{resume.version}")
 
         self.loop.run_until_complete(start())
         self.step()
 
     def _parts(self) -> Parts:
+        code = self._user_code
         return Parts(
             segment=self.segment,
             source=cast(Any, _Prompts()),
             tokenizer=cast(Any, _Tokenizer()),
-            rewards=cast(Any, _Rewards()),
-            group_filter=GroupFilter("keep", _keep),
-            generate=None,
+            rewards=cast(Any, _Rewards() if code is None else _UsersRewards(code.reward)),
+            group_filter=GroupFilter("keep", _keep if code is None else code.keep),
+            generate=None if code is None else code.generate,
             pool=cast(Any, self.engines),
         )
 
@@ -335,7 +352,7 @@ class VirtualRun:
         assert self._link is not None
         link, self._link = self._link, None
         sent = list(link.sent)
-        self._serving.cancel()
+        self.serving.cancel()
         self._run_until_ended()
         self._deliver(sent)
         self._replace("by signal SIGKILL")
@@ -350,9 +367,9 @@ class VirtualRun:
         self._replace("with exit code 0")
 
     def _run_until_ended(self) -> None:
-        self.loop.run_until_complete(asyncio.wait([self._serving]))
-        if not self._serving.cancelled():
-            self._serving.result()
+        self.loop.run_until_complete(asyncio.wait([self.serving]))
+        if not self.serving.cancelled():
+            self.serving.result()
 
     def _replace(self, how: str) -> None:
         self.hub.generator.gone(how, will_restart=True)
@@ -405,8 +422,9 @@ class VirtualRun:
 
     def close(self) -> None:
         """No task, no memory is left."""
-        self._serving.cancel()
+        self.serving.cancel()
         self._run_until_ended()
+        self.loop.run_until_complete(self.loop.finish())
         self.loop.close()
         self.segment.close()
 
