@@ -11,7 +11,9 @@ Invariant: engines are never paused, continued, updated or relabelled from here:
 
 import asyncio
 import gc
+import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -40,7 +42,7 @@ from fa_rollout.slime.options import Options
 from fa_rollout.slime.runner import SlimeRunner
 from fa_rollout.slime.transport import Transport
 from fa_rollout.slime.upstream import Upstream
-from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends
+from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends, whole_function
 from shm.ring import RingWriter
 from trainer_hook import messages as m
 
@@ -169,7 +171,19 @@ class SlimeGenerator:
         else:
             arrays = self._options.arrays or not shows_samples(self._args)
             slime.sglang_rollout.generate = FastGenerate(slime, self._requester, whole, arrays=arrays)
+        slime.sglang_rollout.load_function = self._loader(slime, whole)
         slime.sample_hooks.set_current_rollout_id(self._rollout_id)
+
+    def _loader(self, slime: Upstream, whole: Whole) -> Callable[[str], Any]:
+        """slime's `load_function`, as its rollouts call it: generate functions are reviewed."""
+
+        def load(path: str) -> Any:
+            function = slime.load_function(path)
+            is_own = path == self._args.custom_generate_function_path
+            is_generate = is_own or "sampling_params" in inspect.signature(function).parameters
+            return whole_function(function, whole) if is_generate else function
+
+        return load
 
     async def _obey(self) -> None:
         while True:

@@ -6,6 +6,7 @@ Invariant: `response` grows by one decoding of all ids of an answer, never by te
 a character that an abort cut; nothing of a sample lies behind the end of its answer.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from fa_rollout.generator.turns.ending import Ending, Ends
 from fa_rollout.generator.turns.sampling import Params, can_be_continued, texts_of
 from fa_rollout.sample import FinishReason, IntArray
 from fa_rollout.slime.upstream import Upstream
+
+_CUT = "\ufffd"
+"""What a decoder makes of a character whose end is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +48,14 @@ class Whole:
 
     def begin(self, sample: Any, params: Params) -> Before:
         """To be called before `generate`; what no engine can continue begins anew."""
-        is_partial = sample.response_length > 0 and self.is_aborted(sample)
-        if is_partial and not can_be_continued(params, {}):
+        if self.before(sample).is_partial and not can_be_continued(params, {}):
             cut(sample, 0)
-            sample.response, sample.weight_versions, is_partial = "", [], False
+            sample.response, sample.weight_versions = "", []
+        return self.before(sample)
+
+    def before(self, sample: Any) -> Before:
+        """How a sample stands."""
+        is_partial = sample.response_length > 0 and self.is_aborted(sample)
         return Before(num_tokens=sample.response_length, text=sample.response, is_partial=is_partial)
 
     def is_aborted(self, sample: Any) -> bool:
@@ -71,6 +79,24 @@ class Whole:
             sample.response = self._text(ids, sample, params)
         else:
             sample.response = before.text + self._text(ids[start:], sample, params)
+
+    def review(self, sample: Any, before: Before, params: Params) -> None:
+        """The same for what a user's function made, where little is known of it.
+
+        An answer whose last token ends it is complete; a text that ended within a character, as an abort left
+        it, is decoded with what followed.
+        """
+        ids, start = response_ids(sample), before.num_tokens
+        mask = sample.loss_mask
+        is_one_answer = before.answer == 0 and (mask is None or all(mask[start:]))
+        if self.is_aborted(sample) and is_one_answer and len(ids):
+            end = self.end(sample, before, params, seam=0)
+            if end is not None and end.num_tokens == len(ids):
+                is_stop = end.reason is FinishReason.STOP
+                sample.status = self._status.COMPLETED if is_stop else self._status.TRUNCATED
+        is_cut = before.is_partial and before.text.endswith(_CUT)
+        if is_cut and is_one_answer and before.text == self._decode(ids[:start], params):
+            sample.response = self._text(ids, sample, params)
 
     def _text(self, ids: IntArray, sample: Any, params: Params) -> str:
         """As an engine spells an answer, which leaves out what ended it unless `no_stop_trim` is set."""
@@ -110,6 +136,21 @@ class WholeGenerate:
         if before.is_partial or end is not None:
             self._whole.finish(made, before, params, end)
         return made
+
+
+def whole_function(function: Any, whole: Whole) -> Any:
+    """A user's own `generate`, whose sample is reviewed; its signature stays, since slime asks for it."""
+
+    @functools.wraps(function)
+    async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], **further: Any) -> Any:
+        params = dict(sampling_params)
+        before = whole.before(sample)
+        made = await function(args, sample, sampling_params, **further)
+        if not isinstance(made, list):
+            whole.review(made, before, params)
+        return made
+
+    return generate
 
 
 def learn_ends(ends: Ends, tokenizer: Any) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from fa_rollout.sample import FinishReason
 from fa_rollout.slime import upstream
 from fa_rollout.slime.errand import ERRAND
 from fa_rollout.slime.fast import FastGenerate
-from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends
+from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends, whole_function
 from trainer_hook.record import VersionSpan
 
 EOS = 0
@@ -247,6 +248,54 @@ def test_turns_of_a_users_function_keep_the_text_that_it_wrote() -> None:
     sample.response = "what the user made of it: "
     Bench().fast(sample, [piece(ids_of("tw"), "abort"), piece([*ids_of("o"), EOS], "stop")], params())
     assert sample.response == "what the user made of it: two"
+
+
+@pytest.mark.parametrize(
+    ("ids", "given", "mask", "status"),
+    [
+        ([*ids_of("ab"), EOS], {}, [1, 1, 1], "COMPLETED"),
+        (ids_of("abc"), {"max_new_tokens": 3}, [1, 1, 1], "TRUNCATED"),
+        (ids_of("abc"), {}, [1, 1, 1], "ABORTED"),
+        ([*ids_of("a"), EOS, 5, EOS], {}, [1, 1, 1, 1], "ABORTED"),
+        ([*ids_of("a"), 5, EOS], {}, [1, 0, 1], "ABORTED"),
+    ],
+    ids=str,
+)
+def test_a_users_answer_that_is_aborted_at_its_end_is_not_continued(
+    ids: list[int], given: Params, mask: list[int], status: str
+) -> None:
+    sample = users(Sample(prompt="p", tokens=list(PROMPT)), ids, "abort", given, mask)
+    assert sample.status == Sample.Status[status]
+
+
+def test_a_users_text_is_whole_where_an_abort_cut_a_character() -> None:
+    ids = [*ids_of(TEXT), EOS]
+    for first in range(1, len(ids) - 1):
+        sample = users(partial(ids[:first]), ids[first:], "stop", {}, [1] * len(ids))
+        assert sample.response == TEXT
+
+
+def users(sample: Sample, ids: list[int], finish: str, given: Params, mask: list[int]) -> Sample:
+    """What a user's own function, which posts by itself and joins texts, makes of a sample."""
+    completion = piece(ids, finish)
+
+    async def generate(args: Any, sample: Sample, sampling_params: Params) -> Sample:
+        answer = json.loads(completion.rest)
+        sampling_params["max_new_tokens"] -= sample.response_length
+        sample.append_response_tokens(
+            args,
+            tokens=ids,
+            log_probs=[-0.5] * len(ids),
+            meta_info=answer["meta_info"],
+            text=answer["text"],
+        )
+        sample.loss_mask = mask
+        return sample
+
+    wrapped = whole_function(generate, Bench().whole)
+    assert list(inspect.signature(wrapped).parameters) == ["args", "sample", "sampling_params"]
+    made: Sample = asyncio.run(wrapped(ARGS, sample, params(**given)))
+    return made
 
 
 def test_replays_end_with_the_sample() -> None:
