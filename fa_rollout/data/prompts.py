@@ -17,6 +17,7 @@ from fa_rollout.config import ConfigError
 from fa_rollout.data.jsonl import JsonlFile
 from fa_rollout.data.parquet import ParquetFile
 from fa_rollout.data.row import Row, listed, row_from
+from fa_rollout.paths import PathError, expanded
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,10 @@ class _Skips:
 
 
 def _find(pattern: str) -> list[Path]:
-    literal = Path(pattern).expanduser()
+    try:
+        literal = Path(expanded("data.path", pattern))  # that of an evaluation may come from a call
+    except PathError as error:
+        raise ConfigError(str(error)) from None
     if literal.is_file():
         return [literal]
     if literal.is_dir():

@@ -25,7 +25,9 @@ def notices_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in NOTICES}
+    # A handler that another language has set (None) could not be put back.
+    ours = [signum for signum in NOTICES if signal.getsignal(signum) is not None]
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ours}
     try:
         yield
     finally:
