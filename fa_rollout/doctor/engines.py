@@ -20,7 +20,7 @@ def _one(config: Config, one: Examined | Unanswered) -> Outcome:
     if isinstance(one, Unanswered):
         fix = "start it, or mend engine.urls; a server that listens on 127.0.0.1 alone looks so too"
         return error("engine", one.text, fix)
-    info = one.info
+    info, follows = one.info, config.engine.shared and config.data.shard > 0
     release = f"release {info.server_version}" if info.server_version else "of no known release"
     text = f"{info.url}: {release}, weights {info.version_label!r}, a token in {one.probe_s:.2g} s"
     vocabulary, context = _known(info.vocab_size), _known(info.context_length)
@@ -40,6 +40,13 @@ def _one(config: Config, one: Examined | Unanswered) -> Outcome:
         mode = config.engine.pause_mode
         said = f"{text}; under pause_mode = {mode!r} it does not tell which version sampled a token"
         return warning("engine", said, 'engine.pause_mode = "auto", or SGLang 0.5.19 or newer', details)
+    if not info.is_of_start and not follows:
+        said = f"{text}; these are not the weights that it started with: another run has pushed them"
+        fix = (
+            "nothing, if that run has ended and engine.model or its own folder can be loaded: the run does "
+            "so first. Else call hook.update_weights() before the first batch, or restart the engine"
+        )
+        return warning("engine", said, fix, details)
     return ok("engine", text, details)
 
 
@@ -53,7 +60,7 @@ def _meeting(config: Config, has_spans: bool) -> str:
 
 def _agreement(found: Sequence[Examined]) -> list[Outcome]:
     """Engines of one run must be alike."""
-    models = {one.info.model_path for one in found}
+    models = {one.info.first_path for one in found}
     releases = {one.info.server_version for one in found}
     labels = {one.info.version_label for one in found}
     if len(models) > 1:

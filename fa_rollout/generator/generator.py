@@ -14,10 +14,9 @@ hub's to give out again.
 
 import asyncio
 import logging
-import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
@@ -133,6 +132,9 @@ class Generator:
             send=link.send,
         )
 
+        self.strangers: list[str] = []
+        """Engines that hold another run's weights: they get their first ones by an update."""
+
     async def serve(self) -> End:
         """Work until the end; returns why it ended."""
         async with asyncio.TaskGroup() as services:
@@ -140,6 +142,7 @@ class Generator:
                 services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),
                 services.create_task(self._updates.run(), name="updates"),
                 services.create_task(self._samples.run(), name="sample-log"),
+                services.create_task(self._parts.pool.until_taken(), name="taken"),
                 services.create_task(self._obey(services), name="hub"),
             ]
             self._link.send(self._ready())
@@ -216,7 +219,8 @@ class Generator:
             spans=self._has_spans,
             concurrency=_capacity(self._config, self._parts.pool),
             known_engines=[asdict(engine) for engine in self._parts.pool.engines],
-            model_path=_common([engine.model_path for engine in self._parts.pool.engines]),
+            first_weights=_first_weights(self._config, self._parts.pool),
+            strangers=self.strangers,
         )
 
     def figures(self) -> Figures:
@@ -250,10 +254,15 @@ def _capacity(config: Config, pool: EnginePool) -> int:
     return min(beside_evaluations, config.engine.max_concurrent_samples * len(pool.engines))
 
 
-def _common(paths: Sequence[str | None]) -> str | None:
-    """What all of them are, if that is a folder here."""
-    first = paths[0] if len(set(paths)) == 1 else None
-    return first if first is not None and os.path.isdir(first) else None
+def _first_weights(config: Config, pool: EnginePool) -> str | None:
+    """The folder of the weights that all engines started with, if that is one here."""
+    paths = {engine.first_path for engine in pool.engines}
+    if config.engine.model is not None and not all(engine.is_of_start for engine in pool.engines):
+        paths = {config.engine.model}
+    first = Path(paths.pop() or "") if len(paths) == 1 else Path()
+    # A tokenizer may have a folder of its own.
+    has_weights = any(first.glob("*.safetensors")) or any(first.glob("*.bin"))
+    return str(first) if first != Path() and has_weights else None
 
 
 def _ring_writer(config: Config, parts: Parts, run: str, resume: m.Resume) -> RingWriter:

@@ -139,7 +139,7 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
     parts, resume = await open_parts(config, lambda: _resume(link), ring_fd, stack)
     generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
     if not follows(config):
-        await bring_to_version(parts.pool, resume)
+        generator.strangers = await bring_to_version(parts.pool, resume)
     elif not resume.weights_pending:
         await expect_version(parts.pool, resume)
     return generator

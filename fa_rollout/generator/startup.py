@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +20,7 @@ from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine.control import IN_PIECES
 from fa_rollout.client.engine.probe import EngineInfo
 from fa_rollout.client.fleet.dispatch import Balance
+from fa_rollout.client.fleet.recovery import is_first, is_foreign, taken
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
@@ -35,7 +36,6 @@ from fa_rollout.own_threads import in_thread
 from fa_rollout.rewards.runner import RewardRunner
 from shm.segment import Segment
 from trainer_hook.messages import Resume
-from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ async def open_parts(
 
 def answer_ends(config: Config, parts: Parts) -> set[int]:
     """Every token by which an engine may end an answer, by the files of tokenizer and model."""
-    folders = {config.engine.model, *(engine.model_path for engine in parts.pool.engines)}
+    folders = {config.engine.model, *(engine.first_path for engine in parts.pool.engines)}
     return set(parts.tokenizer.eos_ids).union(*(eos_ids_in(folder) for folder in folders if folder))
 
 
@@ -147,24 +147,48 @@ async def expect_version(pool: EnginePool, resume: Resume) -> None:
         logger.info("event=no_engine_answers error=%s", error)
 
 
-async def bring_to_version(pool: EnginePool, resume: Resume) -> None:
-    """See that every engine holds the run's version and tells it, now and when it is started anew.
+async def bring_to_version(pool: EnginePool, resume: Resume) -> list[str]:
+    """See that every engine holds the run's version and reports it, now and when it is restarted.
 
-    Where no file holds it, those that do not are left out until the next update.
+    | the run | an engine reports | what becomes of it |
+    |---|---|---|
+    | begins | weights of its own start | they are version 0 |
+    | begins | any other label | nothing counts until an update: it is among those returned |
+    | waits for an update | any label | the same |
+    | holds a version that a file has | another label | it loads the file |
+    | holds a version that no file has | another label | it is out until the next update |
 
     Raises:
+        EngineTaken: weights of another run took the place of ours.
         ClientError: an engine could not be brought there.
     """
+    lineages = {resume.lineage, *resume.lineages}
+    pool.claim(lineages)
+    strangers = [one for one in pool.engines if not is_first(one.version_label, lineages)]
+    if resume.is_new and strangers:
+        return [f"{one.url} reports weight version {one.version_label!r}" for one in strangers]
+    if resume.weights_pending and not resume.is_new:
+        return []
+    for one in strangers:
+        if not resume.is_new and is_foreign(one.version_label or "", lineages):
+            raise taken(one.url, f"{resume.lineage}:{resume.version}", one.version_label)
+    await _bring_to_version(pool, resume, lineages)
+    return []
+
+
+async def _bring_to_version(pool: EnginePool, resume: Resume, lineages: Collection[str]) -> None:
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
     found = [engine.version_label for engine in pool.engines]
     numbers = {parse_label(text, resume.lineage) for text in found}
-    # A life before may have given one a version that was not published in the end.
-    is_ahead = resume.incarnation > 1 and bool(numbers - {resume.version, UNKNOWN_VERSION})
     is_cut_off = IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
     if resume.is_streamed or (resume.weights is None and is_cut_off):
         pool.expect_streamed(label)
         return
-    if is_ahead and resume.weights is None and resume.version == 0:
+    if resume.weights is None and resume.version > 0 and numbers != {resume.version}:
+        pool.expect_streamed(label)  # pushed by hand, which nobody here can repeat
+        return
+    # A life before may have given one a version that was not published in the end.
+    if resume.weights is None and not all(is_first(text, lineages) for text in found):
         pool.expect_first(label)
         return
     if numbers != {resume.version}:
@@ -186,8 +210,8 @@ async def _load(pool: EnginePool, path: str, label: str) -> None:
 
 
 def _folder_of(pool: EnginePool) -> str:
-    """The tokenizer's, where it is known only from the engines: the model's own."""
-    folder = pool.engines[0].model_path
+    """The tokenizer's, where it is known only from the engines: the one that they started with."""
+    folder = pool.engines[0].tokenizer_path or pool.engines[0].model_path
     if folder is None:
         raise ConfigError("engine.tokenizer must name a folder: the engines do not tell their model's")
     return folder

@@ -54,6 +54,8 @@ class Core:
     spool_dir: Path
     """Files of checkpoints on their way to ranks and back."""
     lineage: str
+    former_lineages: list[str] = field(default_factory=list)
+    """Engines may report labels of them still."""
     recording: Recording | None = None
     """A run whose steps are given out again."""
     flow: Flow | None = None

@@ -1,6 +1,7 @@
 """What the client's tests share: a prompt, a quick failure policy, and ways to ask many times at once."""
 
 import asyncio
+import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -85,6 +86,18 @@ def run_with(
             return await work(pool)
 
     return asyncio.run(main())
+
+
+def as_started(engine: ScriptedEngine) -> None:
+    """It reports the weights of its own start, whatever runs before have given it."""
+    post(engine, "/update_weight_version", {"new_version": "default", "abort_all_requests": False})
+
+
+def post(engine: ScriptedEngine, path: str, value: dict[str, Any]) -> None:
+    """A control call by somebody else."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(engine.url + path, msgspec.json.encode(value)), timeout=5):
+        pass
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:

@@ -5,21 +5,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
 from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
-from tests.client.client_kit import ask, ask_many, assert_true, quick, run_with, sent, until
+from tests.client.client_kit import ask, ask_many, assert_true, post, quick, run_with, sent, until
 
 SLOW = Script(tokens_per_s=200.0, lengths=Lengths(tokens=100))
-
-
-def post(engine: ScriptedEngine, path: str, value: dict[str, Any]) -> None:
-    """A control call by somebody else."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(engine.url + path, msgspec.json.encode(value)), timeout=5):
-        pass
 
 
 def ask_and_hang_up(engine: ScriptedEngine) -> None:

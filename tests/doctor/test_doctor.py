@@ -172,10 +172,20 @@ def test_an_engine_whose_tokenizer_is_another_is_found_by_its_spelling(
 @pytest.mark.parametrize(("publish", "status"), [("disk", Status.OK), ("tensor", Status.ERROR)])
 def test_an_engine_must_know_the_way_in_which_weights_come(publish: str, status: Status) -> None:
     info = EngineInfo(
-        url="u", version_label="0", has_spans=True, model_path="m", server_version=None, vocab_size=None
+        url="u", version_label=None, has_spans=True, model_path="m", server_version=None, vocab_size=None
     )
     one = Examined(info=info, probe_s=0.1, can_pause=True, update_ways=("files",), has_brackets=False)
     assert only(engines.engines(config(trainer={"publish": publish}), [one])).status is status
+
+
+def test_weights_that_another_run_has_pushed_are_a_warning() -> None:
+    info = EngineInfo(
+        url="u", version_label="abcd:3", has_spans=True, model_path="m", server_version=None, vocab_size=None
+    )
+    one = Examined(info=info, probe_s=0.1, can_pause=True, update_ways=("files",), has_brackets=False)
+    found = only(engines.engines(config(), [one]))
+    assert found.status is Status.WARNING
+    assert "another run has pushed them" in found.text
 
 
 def test_engines_that_differ_are_told(folder: Path) -> None:

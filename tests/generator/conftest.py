@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from tests.client.client_kit import as_started
 from tests.generator.hub_end import VOCAB_SIZE
 
 NUM_TOKENS = 12
@@ -30,4 +31,5 @@ def play(_engine: ScriptedEngine) -> Callable[..., ScriptedEngine]:
         _engine.clear()
         return _engine
 
+    as_started(_engine)
     return configure

@@ -12,6 +12,7 @@ import pytest
 from fa_rollout.config import ConfigError
 from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.generator.updates.engine_updates import pause_mode
+from tests.client.client_kit import post
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.generator.truth import Spans, assert_is_the_engines
 from trainer_hook import messages as m
@@ -219,6 +220,7 @@ def tell(engine: ScriptedEngine, label: str) -> None:
 
 def test_a_new_lineage_is_current_and_what_was_sampled_before_is_unknown(tmp_path: Path, play: Play) -> None:
     engine = play(**SLOWLY)
+    post(engine, "/update_weight_version", {"new_version": f"{LINEAGE}:9"})
     with HubEnd(run_tree(tmp_path, engine.url), version=9) as hub:
         under_way(hub, engine, 0)
         hub.send(m.PublishWeights(version=2, lineage="efgh", path="/weights/2"))

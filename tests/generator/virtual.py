@@ -187,6 +187,9 @@ class VirtualEngines:
     async def update_weights_from_disk(self, path: str, label: str, **_: Any) -> None:
         await self.set_version_label(label)
 
+    async def until_taken(self) -> None:
+        await asyncio.Event().wait()
+
     def recheck_versions(self) -> bool:
         raise AssertionError("every version here is known")
 

@@ -20,6 +20,7 @@ from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from shm.channel import Channel
 from shm.errors import ChannelClosed
+from tests.client.client_kit import as_started
 from trainer_hook import TrainerHook
 from trainer_hook import messages as m
 
@@ -48,6 +49,7 @@ class Rig:
     def __init__(self, folder: Path, engine: ScriptedEngine, /, **changes: dict[str, Any]) -> None:
         self.folder = folder
         self.engine = engine
+        as_started(engine)
         folder.mkdir(parents=True, exist_ok=True)
         write_tiny_model(folder / "model", characters=CHARACTERS)
         rows = [json.dumps({"prompt": f"prompt {i}", "label": str(i)}) for i in range(NUM_PROMPTS)]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every incompatible change of a message or of the record schema."""
 
 

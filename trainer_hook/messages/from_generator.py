@@ -20,8 +20,10 @@ class GeneratorReady(Message):
     """Samples that the engines take at once."""
     known_engines: list[dict[str, Any]] = []
     """What was found out about them, for the next life."""
-    model_path: str | None = None
+    first_weights: str | None = None
     """Folder of the weights that the engines started with, where all of them tell the same."""
+    strangers: list[str] = []
+    """Engines that hold other weights than those of their start or this run's, and what they report."""
 
 
 class Dispatched(Message):

@@ -40,6 +40,10 @@ class Resume(Message):
     """A stream of weights was under way when the last life ended: engines may hold what is no version yet."""
     weights_pending: bool = False
     """Nobody has told yet that engines hold `version`."""
+    is_new: bool = False
+    """No life before was ready: nothing is known of what engines hold."""
+    lineages: list[str] = []
+    """Of this run, before `lineage`: engines may report labels of them still."""
     step: int = 0
     """Where prompts are fed: the step that the launcher announced last, by its own count."""
     payload: bytes = b""

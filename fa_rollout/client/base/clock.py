@@ -11,8 +11,8 @@ from collections.abc import Callable
 class ActiveClock:
     """Seconds of unpaused time."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._now = now or (lambda: time.monotonic())
         self.lost_s = 0.0
         """Paused time so far, without a pause that still lasts."""
         self._stopped_at: float | None = None

@@ -19,11 +19,15 @@ from trainer_hook.messages import Probe
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
+OF_START = (None, "default")
+"""What SGLang engines call the weights that they started with."""
 IN_PIECES = "in-pieces"
 """Label of an engine whose weights are being replaced piece by piece: no version."""
 _PAUSE_PROBE_S = 3.0
 _PAUSE_AGE_S = 0.5
-_UNKNOWN = 404
+_UNKNOWN, _NOT_READY = 404, 503
+_MAX_LOOKS = 3
+"""After requests to continue, for an engine that says that it does, and does not."""
 _FLUSH_PATIENCE_S = 5.0
 """SGLang looks every 4 s for clients that have hung up, and then gives their requests up, also in a pause."""
 _FLUSH_RETRY_S = 0.5
@@ -116,8 +120,17 @@ async def continue_(engine: Engine, *, limit_s: float | None = None) -> None:
     Raises:
         ControlFailed: it has not accepted it.
     """
-    try_s = None if limit_s is None else limit_s / 2
-    await _post(engine, "/continue_generation", {}, limit_s=limit_s, try_s=try_s)
+    num_tries = 0
+
+    async def go(left_s: float) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        await engine.call("POST", "/continue_generation", {}, timeout_s=left_s)
+        # Where it exists, /ready is 503 in a pause; a health check that failed in the pause leaves it so.
+        if num_tries < _MAX_LOOKS and await engine.status("/ready", _PAUSE_PROBE_S) == _NOT_READY:
+            raise NotDone(f"{engine.url} must run after /continue_generation, found it not ready")
+
+    await insist(engine, go, limit_s=limit_s, try_s=None if limit_s is None else limit_s / 2)
     engine.standing.is_paused = False
 
 

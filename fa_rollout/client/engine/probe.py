@@ -41,6 +41,7 @@ class EngineInfo:
     has_spans: bool
     """The engine tells which tokens were sampled by which version."""
     model_path: str | None
+    """Of the weights that it loaded last."""
     server_version: str | None
     vocab_size: int | None
     """None where the model's folder cannot be read here."""
@@ -51,6 +52,18 @@ class EngineInfo:
     takes_parts: bool = False
     """It may be given some weights alone, and keeps the others: certain only of a model without quantization,
     of whose weights nothing is computed when they are loaded."""
+    tokenizer_path: str | None = None
+    """It stays that of the engine's start, which is the model's own unless it was named."""
+
+    @property
+    def is_of_start(self) -> bool:
+        """Whether it holds the weights that it started with, by its label."""
+        return self.version_label in control.OF_START
+
+    @property
+    def first_path(self) -> str | None:
+        """Where the weights that it started with lie, as far as it tells."""
+        return self.model_path if self.is_of_start else self.tokenizer_path
 
 
 async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> EngineInfo:
@@ -65,7 +78,8 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
     """
     model = await control.model_info(engine)
     server = await _server_info(engine)
-    config = _config(model.get("model_path"))
+    # The folder of the weights that were loaded last may be gone with the run that wrote it.
+    config = _config(model.get("model_path")) or _config(model.get("tokenizer_path"))
     reply = await _one_token(engine, rid, limit_s, ends_pauses=ends_pauses)
     return EngineInfo(
         url=engine.url,
@@ -77,6 +91,7 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
         context_length=_context_length(server),
         num_workers=_number(server.get("tp_size"), 1),
         takes_parts=_takes_parts(server, config),
+        tokenizer_path=_text(model.get("tokenizer_path")),
     )
 
 
@@ -87,9 +102,12 @@ async def recognised(engine: Engine, known: EngineInfo) -> EngineInfo | None:
         ControlFailed: it does not answer.
     """
     model = await control.model_info(engine)
-    if _text(model.get("model_path")) != known.model_path:
+    path, label = _text(model.get("model_path")), _text(model.get("weight_version"))
+    if _text(model.get("tokenizer_path")) != known.tokenizer_path:
         return None
-    return replace(known, version_label=_text(model.get("weight_version")))
+    if path != known.model_path and label in control.OF_START:
+        return None
+    return replace(known, version_label=label, model_path=path)
 
 
 async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str) -> T:
@@ -141,7 +159,8 @@ async def _one_token(engine: Engine, rid: str, limit_s: float, *, ends_pauses: b
             # Whoever paused it for an update that takes so long would find it as it is: engines load under a
             # lock of their own. A run that was killed in an update never comes back.
             found += " in a pause that nobody ended; it goes on now"
-            await engine.call("POST", "/continue_generation", {})
+            engine.standing.is_paused = True  # ours to end from here on, as often as it takes
+            await control.continue_(engine)
         raise ControlFailed(f"{wish}, found {found}") from error
     if len(reply.output_ids) != 1:
         raise ControlFailed(f"{wish}, found {len(reply.output_ids)} tokens and finish {reply.finish!r}")

@@ -13,8 +13,9 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fa_rollout.client.base.errors import ControlFailed, EngineUnavailable
+from fa_rollout.client.base.errors import EngineUnavailable
 from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.probe import EngineInfo, patiently, probe, recognised
 from fa_rollout.client.fleet.fleet import Fleet
@@ -61,7 +62,8 @@ class Opening:
         limit_s = min(self.policy.control_timeout_s, self.policy.start_timeout_s)
         try:
             if self.takes_over and self.ends_pauses:
-                await _continued(engine)
+                engine.standing.is_paused = True
+                await patiently(lambda: control.continue_(engine), deadline, engine.url)
             known = self.known.get(engine.url)
             if known is not None:
                 found = await patiently(lambda: recognised(engine, known), deadline, engine.url)
@@ -91,11 +93,3 @@ class Opening:
 
 def _is_up(task: "asyncio.Task[_Outcome]") -> bool:
     return task.done() and isinstance(task.result(), EngineInfo)
-
-
-async def _continued(engine: Engine) -> None:
-    """An engine that may stand paused goes on."""
-    try:
-        await engine.call("POST", "/continue_generation", {})
-    except ControlFailed as error:
-        _LOG.info("event=continue_failed error=%s", error)

@@ -220,11 +220,7 @@ class Recovery:
         ours, is_others = engine.standing.label, self.weights is not None and self.weights.is_others
         if ours is None or is_others or found is None or not is_foreign(found, self.lineages):
             return
-        error = EngineTaken(
-            f"another run is pushing weights to {engine.url}: it had weight version {ours!r} of this run and "
-            f"now reports {found!r}. An engine serves one training run: stop the other run, or give each run "
-            "its own engines (engine.urls)"
-        )
+        error = taken(engine.url, ours, found)
         if not self.taken.done():
             self.taken.set_exception(error)
             self.taken.exception()  # retrieved: nobody may be waiting for it
@@ -370,7 +366,7 @@ class Recovery:
                 continue
             self.check_ours(engine, found)
             if found == control.IN_PIECES or (weights is not None and found != weights.label):
-                _check_can_be_given(engine, weights, found)
+                _check_can_be_given(engine, weights, found, self.lineages)
             if weights is None or found == weights.label:
                 engine.standing.label = None if weights is None else weights.label
                 return
@@ -393,7 +389,9 @@ class Recovery:
                 )
 
 
-def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | None) -> None:
+def _check_can_be_given(
+    engine: Engine, weights: Weights | None, found: str | None, lineages: Collection[str]
+) -> None:
     """Raise WeightsMissing when nobody here has what this engine lacks."""
     if weights is not None and weights.is_others:
         raise WeightsMissing(
@@ -402,9 +400,7 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
         )
     has_file = weights is not None and weights.path is not None
     # Weights of an engine's own start are there when it starts, and gone once a version took their place.
-    is_replaced = found == control.IN_PIECES or (
-        weights is not None and _lineage(found) == _lineage(weights.label)
-    )
+    is_replaced = not is_first(found, lineages)
     if not has_file and (is_replaced or (weights is not None and weights.is_streamed)):
         label = "unknown" if weights is None else repr(weights.label)
         raise WeightsMissing(
@@ -415,6 +411,20 @@ def _check_can_be_given(engine: Engine, weights: Weights | None, found: str | No
 
 def _lineage(label: str | None) -> str | None:
     return None if label is None else label.rpartition(":")[0] or None
+
+
+def taken(url: str, ours: str, found: str | None) -> EngineTaken:
+    """What to say of an engine that another run gives its weights."""
+    return EngineTaken(
+        f"another run is pushing weights to {url}: it had weight version {ours!r} of this run and now "
+        f"reports {found!r}. An engine serves one training run: stop the other run, or give each run its own "
+        "engines (engine.urls)"
+    )
+
+
+def is_first(label: str | None, lineages: Collection[str]) -> bool:
+    """Whether an engine holds the weights of its own start: it says so, or has our label for version 0."""
+    return label in control.OF_START or label in {f"{lineage}:0" for lineage in lineages}
 
 
 def is_foreign(label: str, lineages: Collection[str]) -> bool:

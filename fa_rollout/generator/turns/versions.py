@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fa_rollout.client.engine.control import OF_START
 from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
-
-_NEVER_UPDATED = (None, "default")
-"""What SGLang engines call the weights that they started with."""
 
 _MAX_DIGITS = 18
 """Of a number that fits 64 bits with its sign, as records and messages hold it."""
@@ -66,10 +64,8 @@ class VersionBook:
         if not ends or ends[-1] != num_tokens:
             return (VersionSpan(UNKNOWN_VERSION, num_tokens),)
         of_start = UNKNOWN_VERSION if self.has_numbers else self.published
-        numbers = [
-            of_start if label in _NEVER_UPDATED else parse_label(label, self.lineage) for label, _ in labels
-        ]
-        self.has_numbers |= any(label not in _NEVER_UPDATED for label, _ in labels)
+        numbers = [of_start if label in OF_START else parse_label(label, self.lineage) for label, _ in labels]
+        self.has_numbers |= any(label not in OF_START for label, _ in labels)
         self.confirm(max(self.published, *numbers))
         return merge_spans(zip(numbers, ends, strict=True))
 
@@ -81,8 +77,7 @@ class VersionBook:
     def are_not_the_runs(self, labels: Labels) -> bool:
         """Whether an engine has the weights of its own start, or a version that was never published."""
         return bool(labels) and all(
-            label in _NEVER_UPDATED or parse_label(label, self.lineage) > self.announced
-            for label, _ in labels
+            label in OF_START or parse_label(label, self.lineage) > self.announced for label, _ in labels
         )
 
     def withdraw(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fa_rollout.hub.flow.books import Group
-from fa_rollout.hub.flow.flow import Flow
+from fa_rollout.hub.flow.flow import OF_CHECKPOINT, Flow
 from trainer_hook.messages import KeptEntry, KeptKind, RunState
 
 
@@ -86,7 +86,8 @@ def load(
     running = [*flow.books.running(), *flow.books.issued()]
     for group in running:
         flow.books.requeue(group)
-    flow.weights_pending = state.version > 0 or flow.version > 0
+    if state.version > 0 or flow.version > 0:
+        flow.weights_pending, flow.lacking = True, OF_CHECKPOINT
     flow.step = state.step
     flow.version = state.version
     flow.lineage = lineage

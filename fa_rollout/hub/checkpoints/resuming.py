@@ -152,6 +152,7 @@ class Restarts:
         return None
 
     def _go_to(self, state: RunState, flow: Flow, message: m.LoadState | None = None) -> None:
+        self._core.former_lineages.append(self._core.lineage)
         self._core.lineage = secrets.token_hex(4)
         loaded = checkpoint.load(
             flow,

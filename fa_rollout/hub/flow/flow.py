@@ -19,6 +19,12 @@ from shm.errors import DescriptorRefused
 from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, KeptEntry, Settled, Settlement
 
+OF_CHECKPOINT = (
+    "the engines lack the weights of the checkpoint that was loaded: "
+    "call hook.update_weights() once after hook.load_state_dict()"
+)
+"""Why engines do not hold a version, and what to do."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Step:
@@ -105,7 +111,9 @@ class Flow:
         """Next step to compose."""
         self.handed_since_publication = 0
         self.weights_pending = False
-        """A checkpoint was loaded whose weights the engines do not have yet."""
+        """The engines do not have the weights of `version` yet."""
+        self.lacking = OF_CHECKPOINT
+        """Why that is so, and what to do."""
         self.held = False
         self.open_steps: dict[int, Step] = {}
         self._given_back: dict[int, list[int]] = {}
@@ -270,10 +278,7 @@ class Flow:
         if counts.issued or counts.running or self.held or self.all_composed:
             return None
         if self.weights_pending:
-            return (
-                "the engines lack the weights of the checkpoint that was loaded: "
-                "call hook.update_weights() once after hook.load_state_dict()"
-            )
+            return self.lacking
         if self.num_credits or counts.committed >= self.rules.groups_per_step or self.books.num_left == 0:
             return None
         interval, staleness = self.config.rollout.update_interval, self.window.staleness

@@ -69,6 +69,8 @@ class GeneratorDesk:
             case m.StageDone() | m.StageFailed():
                 self._core.updates.staged(message)
             case m.UpdateFailed():
+                if self._core.updates.is_unasked and self._core.flow is not None:
+                    self._core.flow.lacking += f" (their first weights were not taken: {message.text})"
                 self._core.updates.failed(message.text)
             case m.Evaluated():
                 self._core.evaluations.evaluated(message)
@@ -167,6 +169,8 @@ class GeneratorDesk:
             is_streamed=self._core.updates.folders.is_streamed,
             in_stream=self._core.updates.in_stream,
             weights_pending=self._core.flow is None or self._core.flow.weights_pending,
+            is_new=self._core.flow is None,
+            lineages=self._core.former_lineages,
             step=self._core.announced.step if self._core.announced else 0,
         )
 
@@ -179,8 +183,10 @@ class GeneratorDesk:
         )
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
-            self._core.first_weights = message.model_path
-            self._core.updates.model = self._core.updates.model or message.model_path
+            self._core.first_weights = message.first_weights
+            self._core.updates.model = self._core.updates.model or message.first_weights
+            if message.strangers:
+                self._lack(self._core.flow, message.strangers)
             if self._launcher is not None:
                 self._launcher.flow_begins(self._core.flow)
             self._core.outbox.to_launcher(m.RunOpened())
@@ -193,6 +199,22 @@ class GeneratorDesk:
         self._core.roster.generator_is_up(message.known_engines)
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
+
+    def _lack(self, flow: Flow, strangers: list[str]) -> None:
+        """No group starts before engines hold weights of this run."""
+        core, found = self._core, "; ".join(strangers)
+        flow.weights_pending = True
+        flow.lacking = (
+            f"the engines hold weights of another run ({found}): call hook.update_weights() before the first "
+            "batch, set engine.model to the folder of the model that they started with, or restart them"
+        )
+        files = core.first_weights
+        core.log.write("strangers", engines=strangers, first_weights=core.first_weights)
+        core.warn(
+            f"the engines hold weights of another run ({found}): they get "
+            + ("those of hook.update_weights()" if files is None else f"those in {files}")
+            + " before the first group starts"
+        )
 
     def _new_flow(self, num_prompts: int) -> Flow:
         self._num_prompts = num_prompts

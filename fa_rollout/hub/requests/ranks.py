@@ -199,11 +199,7 @@ class RankDesk:
 
     def _evaluate(self, rank: Attachment, message: m.Evaluate, flow: Flow) -> None:
         if flow.weights_pending:
-            text = (
-                "the engines lack the weights of the checkpoint that was loaded: call hook.update_weights() "
-                "once before an evaluation"
-            )
-            self._core.refuse(rank, message.request, "HookStateError", text)
+            self._core.refuse(rank, message.request, "HookStateError", flow.lacking)
             return
         self._core.evaluations.begin(rank, message)
 

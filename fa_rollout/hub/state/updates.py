@@ -222,6 +222,11 @@ class Updates:
         if self.phase is not Phase.IDLE:
             self._fail("WeightUpdateFailed", text, engines_run=True)
 
+    @property
+    def is_unasked(self) -> bool:
+        """Engines load weights that no rank waits for in an update."""
+        return self.phase is Phase.PUBLISHING and self._publish.request == 0
+
     def generator_is_back(self) -> None:
         """Give a new generator what its predecessor left open."""
         if self.phase is Phase.PUBLISHING:
