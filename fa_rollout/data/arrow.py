@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 Clean = Callable[[Any], Any]
 
-_NULL_IS_A_VALUE = ("default", "const")
-_SCHEMA_WORDS = ("anyOf", "oneOf", "allOf", "enum", "$ref")
+_SCHEMA_WORDS = ("anyOf", "oneOf", "allOf", "enum", "$ref", "items", "properties")
+_TEXT_WORDS = ("type", "description", "title", "format")
+_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""Keys of a schema below which names stand that mean nothing: a property may be called `default`."""
 
 
-def cleaner(kind: "pyarrow.DataType") -> Clean | None:
+def cleaner(kind: "pyarrow.DataType", *, are_names: bool = False) -> Clean | None:
     """What takes padding out of a value of this type; None where no struct can be in it."""
     import pyarrow as pa
 
@@ -28,7 +30,10 @@ def cleaner(kind: "pyarrow.DataType") -> Clean | None:
     if is_kind.is_dictionary(kind) or is_kind.is_run_end_encoded(kind):
         return cleaner(kind.value_type)
     if is_kind.is_struct(kind):
-        return _struct({field.name: cleaner(field.type) for field in kind})
+        return _struct(
+            {field.name: cleaner(field.type, are_names=field.name in _NAMES) for field in kind},
+            are_names=are_names,
+        )
     if is_kind.is_map(kind):
         return _map(cleaner(kind.item_type))
     if _is_list(kind):
@@ -55,11 +60,11 @@ def _is_list(kind: "pyarrow.DataType") -> bool:
     return any(getattr(pa.types, name)(kind) for name in names if hasattr(pa.types, name))
 
 
-def _struct(fields: dict[str, Clean | None]) -> Clean:
+def _struct(fields: dict[str, Clean | None], *, are_names: bool) -> Clean:
     def clean(value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is None:
             return None
-        keeps = _NULL_IS_A_VALUE if _is_schema(value) else ()
+        keeps = () if are_names else _null_values(value)
         return {
             name: item if (below := fields.get(name)) is None else below(item)
             for name, item in value.items()
@@ -69,11 +74,15 @@ def _struct(fields: dict[str, Clean | None]) -> Clean:
     return clean
 
 
-def _is_schema(value: dict[str, Any]) -> bool:
-    """Whether it describes a value, and is no table of properties that has one named `type`."""
-    return isinstance(value.get("type"), str | list) or any(
-        value.get(word) is not None for word in _SCHEMA_WORDS
-    )
+def _null_values(value: dict[str, Any]) -> tuple[str, ...]:
+    """The keys for which null is a value: of a schema, or of an object that has nothing else."""
+    has_words = any(value.get(word) is not None for word in _SCHEMA_WORDS)
+    has_text = any(isinstance(value.get(word), str | list) for word in _TEXT_WORDS)
+    if not (has_words or has_text or all(item is None for item in value.values())):
+        return ()
+    kind = value.get("type")
+    may_be_null = kind is None or kind == "null" or (isinstance(kind, list) and "null" in kind)
+    return ("default", "const") if may_be_null else ("default",)
 
 
 def _map(below: Clean | None) -> Clean | None:

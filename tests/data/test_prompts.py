@@ -412,6 +412,29 @@ def test_parquets_padding_is_not_in_any_nested_value_and_nulls_that_mean_somethi
     assert second.label == second.metadata["more"] == {}
 
 
+def test_a_null_default_or_const_of_a_schema_stays_and_the_names_of_properties_are_no_schema(
+    tmp_path: Path,
+) -> None:
+    schemas: list[dict[str, Any]] = [
+        {"anyOf": [{"type": "string"}, {"const": None}], "default": None},
+        {"description": "any", "default": None},
+        {"type": ["string"], "properties": {"default": {"type": "string"}, "type": {"type": "string"}}},
+        {"type": ["object"], "properties": {"a": {"type": "string"}}},
+    ]
+    path = parquet(
+        tmp_path / "a.parquet",
+        {"prompt": ["x"] * 4, "schema": schemas, "plain": [{"default": 1}] + [{"b": 2}] * 3},
+    )
+    found = [opened(path).row(index).metadata for index in range(4)]
+    assert [row["schema"] for row in found] == [
+        schemas[0],
+        schemas[1],
+        schemas[2] | {"default": None},
+        schemas[3] | {"default": None},
+    ]
+    assert [row["plain"] for row in found] == [{"default": 1}] + [{"b": 2}] * 3
+
+
 def test_maps_and_null_columns_of_parquet_keep_their_nulls(tmp_path: Path) -> None:
     kind = pa.map_(pa.string(), pa.struct({"a": pa.int64(), "b": pa.int64()}))
     column = pa.array([[("k", {"a": 1}), ("l", None)]], kind)
