@@ -17,6 +17,7 @@ from typing import NoReturn
 from fa_rollout import flags, log_level, streams
 from fa_rollout.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
+from fa_rollout.masking import masked_text
 from fa_rollout.verbs import (
     completion,
     config,
@@ -105,7 +106,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse(text: str) -> NoReturn:
-    print(f"fa-rollout-proc: {printable(text, lines=True)}", file=sys.stderr)
+    print(f"fa-rollout-proc: {printable(masked_text(text), lines=True)}", file=sys.stderr)
     raise SystemExit(EXIT_REFUSED)
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from types import TracebackType
 
+from fa_rollout.masking import masked_text
 from trainer_hook.printable import printable
 
 VARIABLE = "FA_ROLLOUT_LOG_LEVEL"
@@ -39,11 +40,11 @@ class _Printable(logging.Formatter):
     """A message is one line; of a traceback, each line is indented, so that none looks like a message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
+        record.message = printable(masked_text(record.message))
         return super().formatMessage(record)
 
     def formatException(
         self,
         ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
     ) -> str:
-        return "  " + printable(super().formatException(ei), lines=True).replace("\n", "\n  ")
+        return "  " + printable(masked_text(super().formatException(ei)), lines=True).replace("\n", "\n  ")

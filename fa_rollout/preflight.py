@@ -25,6 +25,7 @@ from fa_rollout.data.chat import ChatTemplates
 from fa_rollout.data.row import listed
 from fa_rollout.dotted import is_url
 from fa_rollout.launcher.output import WAY_OUT, holder_of, in_use
+from fa_rollout.masking import masked_text
 from fa_rollout.model_name import download, name_of
 from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
@@ -93,7 +94,7 @@ def is_fit(config: Config, command: Sequence[str]) -> bool:
     """Print what the checks find; False when the run must not start."""
     findings = preflight(config, command)
     for finding in findings:
-        print(f"fa-rollout-proc: {printable(str(finding), lines=True)}", file=sys.stderr)
+        print(f"fa-rollout-proc: {printable(masked_text(str(finding)), lines=True)}", file=sys.stderr)
     return all(finding.severity is not Severity.ERROR for finding in findings)
 
 

@@ -57,7 +57,12 @@ def run(num_ranks: int, words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         try:
             for rank in range(num_ranks):
-                told = {**os.environ, **environment(rank, num_ranks, Path(folder))}
+                # Its connections, too, stay on this machine.
+                told = {
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    **os.environ,
+                    **environment(rank, num_ranks, Path(folder)),
+                }
                 ranks.append(subprocess.Popen([sys.executable, "-u", *words], env=told))
             return _wait(ranks)
         except _Told:

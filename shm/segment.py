@@ -55,7 +55,8 @@ class Segment:
             headroom.require(size_bytes, "shared memory", _WAY_OUT)
             fd = _memfd()
             opened.append(fd)
-            os.fchmod(fd, 0o600)  # a memfd is born 0777
+            # A memfd is born 0777. Writable descriptors are handed on; nobody gets one from a reader's.
+            os.fchmod(fd, 0o400)
             os.ftruncate(fd, size_bytes)
             _reserve(fd, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
@@ -88,6 +89,15 @@ class Segment:
         if populate is not None:
             _populate(mapping, populate)
         return cls(fd, mapping, writable=writable)
+
+    def open_reader(self) -> int:
+        """A descriptor that its holder can read and map by, and never write: for processes that only look.
+
+        Raises:
+            SegmentError: a system call failed.
+        """
+        with _explaining("opened for reading"):
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def address(self) -> int:

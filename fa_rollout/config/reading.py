@@ -10,6 +10,7 @@ from fa_rollout.config.checks import check, check_sampling
 from fa_rollout.config.errors import ConfigError
 from fa_rollout.config.rules import fault
 from fa_rollout.config.sections import Config, Sampling
+from fa_rollout.masking import masked
 from fa_rollout.paths import PathError, with_whole_paths
 from fa_rollout.quantities import QuantityError, with_plain_quantities
 
@@ -52,6 +53,11 @@ def sampling_with(sampling: Sampling, changes: dict[str, Any]) -> Sampling:
 def to_dict(config: Config) -> dict[str, Any]:
     """Nested tables of plain numbers and text; `from_dict` takes them back."""
     return cast(dict[str, Any], msgspec.to_builtins(config))
+
+
+def to_shown_dict(config: Config) -> dict[str, Any]:
+    """The same without secrets, to be written down or shown."""
+    return masked(to_dict(config))
 
 
 def load(path: str | Path | None, changes: dict[str, dict[str, Any]] | None = None) -> Config:

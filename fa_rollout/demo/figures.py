@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from fa_rollout.private_files import append_private
+
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step."""
@@ -32,7 +34,7 @@ class FiguresLog:
     """Appends lines; use it on one rank."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = append_private(path)
 
     def write(self, figures: StepFigures) -> None:
         self._file.write(msgspec.json.encode(figures) + b"\n")

@@ -14,6 +14,7 @@ from typing import Any
 from fa_rollout.demo import task
 from fa_rollout.demo.smollm2 import smollm2_folder
 from fa_rollout.engines.tiny_model import write_tiny_model
+from fa_rollout.private_files import make_private
 
 NUM_RANKS = 2
 _CONFIG = """\
@@ -146,8 +147,9 @@ def prepare(
 ) -> Plan:
     """Write everything a run needs into `folder`, which may exist; figures of an older run go."""
     chosen = TASKS[model]
+    make_private(folder)
     for name in ("logs", "tmp"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        make_private(folder / name)
     model_folder = chosen.model(folder, seed)
     rows = chosen.prompts(chosen.num_prompts, seed)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -25,6 +25,7 @@ from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code
 from fa_rollout.doctor.outcome import Outcome, error, skipped
 from fa_rollout.doctor.prompts import Prompt
+from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.generator.turns.sampling import base_params
 from fa_rollout.launcher.engines import Engines
 from fa_rollout.sample import FinishReason, Sample
@@ -164,6 +165,7 @@ async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[li
             while started.urls is None and started.obituary is None:
                 started.look()
                 await asyncio.sleep(_LOOK_S)
+            os.environ[KEY_VARIABLE] = started.key  # where this process's client finds it
             yield started.urls or error("engine", str(started.obituary), "see its last lines")
         finally:
             started.close()

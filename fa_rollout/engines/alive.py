@@ -4,11 +4,13 @@ Invariant: asking never holds the asker up; time in which the asker itself did n
 """
 
 import http.client
+import os
 import threading
 import time
 from urllib.parse import urlsplit
 
 from fa_rollout.engines.service import Service, ServiceError
+from fa_rollout.engines.with_key import KEY_VARIABLE
 
 _PATH = "/model_info"
 """Answered in a pause too, when a health check would be silent."""
@@ -37,12 +39,17 @@ class Question:
 
     def _ask(self) -> None:
         try:
-            self._connection.request("GET", self._path)
+            self._connection.request("GET", self._path, headers=_with_key())
             self.status = self._connection.getresponse().status
         except (OSError, http.client.HTTPException):
             pass
         finally:
             self._connection.close()
+
+
+def _with_key() -> dict[str, str]:
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class Listener:

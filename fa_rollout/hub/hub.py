@@ -16,7 +16,7 @@ import secrets
 import time
 from pathlib import Path
 
-from fa_rollout.config import Config, to_dict
+from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States
 from fa_rollout.hub.core import Core, Outbox
@@ -89,7 +89,7 @@ class Hub:
             lineage=self.core.lineage,
             time_s=time.time(),
             folder=str(Path.cwd()),
-            config=to_dict(config),
+            config=to_shown_dict(config),
         )
         self._states = States(self.core)
         self._restarts = Restarts(self.core)

@@ -12,12 +12,13 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, BinaryIO, Self
 
 import psutil
 
 from fa_rollout.launcher.relay import Relay
 from fa_rollout.launcher.signals import notices_ignored
+from fa_rollout.private_files import append_private
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +118,10 @@ class Child:
             self._pidfd = -1
 
 
-def _opened(log: Path) -> IO[bytes] | None:
+def _opened(log: Path) -> BinaryIO | None:
     """A log that cannot be opened (its folder is gone) keeps no program from its start."""
     try:
-        return log.open("ab")
+        return append_private(log)
     except OSError as error:
         logger.warning("log=%s event=not_opened reason=%s", log, error.strerror)
         return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from fa_rollout.config import Config
 from fa_rollout.launcher import program
 from fa_rollout.launcher.engine import EngineKeeper
+from fa_rollout.launcher.engine_key import engine_key
 
 Change = Callable[[str, bool], None]
 """(address of an engine, whether it joins) to whoever tells the generator."""
@@ -43,7 +44,9 @@ class Engines:
         """As of the last look."""
         self._keepers: list[EngineKeeper] = []
         self._router: EngineKeeper | None = None
-        for one in program.engines(config):
+        self.key = engine_key(config)
+        """Wanted by all of them."""
+        for one in program.engines(config, self.key):
             self._keepers.append(self._keeper(one))
 
     @property
@@ -116,7 +119,7 @@ class Engines:
 
     def _start_router(self) -> None:
         if self._config.engine.router and self._router is None and len(self.members) == len(self._keepers):
-            self._router = self._keeper(program.router(self._config, self.members))
+            self._router = self._keeper(program.router(self._config, self.members, self.key))
 
     def _tell(self, keeper: EngineKeeper, *, died_for_good: bool) -> None:
         assert keeper.url is not None, "a run begins when all engines have an address"

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from fa_rollout.config import Config, to_dict
+from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.ending import Cause, Ending, ending
 from fa_rollout.launcher.engines import Engines
@@ -36,6 +37,7 @@ from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.signals import Signals
 from fa_rollout.launcher.start_lines import StartLines
+from fa_rollout.masking import masked_text
 from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
 from trainer_hook.printable import printable
 
@@ -64,7 +66,7 @@ class Ended:
 
 
 def _say(text: str) -> None:
-    print(f"fa-rollout-proc: {printable(text, lines=True)}", file=sys.stderr, flush=True)
+    print(f"fa-rollout-proc: {printable(masked_text(text), lines=True)}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,14 @@ class _Launch:
         tree = to_dict(self._config)
         if self._engine_urls is not None:
             tree["engine"]["urls"] = self._engine_urls
-        child, channel = start_hub(tree, self._names, self._directory, self._output, log=self._log("hub"))
+        child, channel = start_hub(
+            tree,
+            self._names,
+            self._directory,
+            self._output,
+            environment={} if self._engines is None else {KEY_VARIABLE: self._engines.key},
+            log=self._log("hub"),
+        )
         self._hub = HubWatch(
             child,
             channel,

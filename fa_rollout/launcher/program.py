@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fa_rollout.config import Config
+from fa_rollout.engines import with_key
 from fa_rollout.engines.embedded.launch import engine_command
 from fa_rollout.engines.service import HOST, free_port
+from fa_rollout.engines.with_key import KEY_VARIABLE
 
-SGLANG = ["{python}", "-m", "sglang.launch_server", "--model-path", "{model}"]
+SGLANG = ["{python}", "{with_key}", "sglang.launch_server", "--model-path", "{model}"]
 SGLANG += ["--host", "{host}", "--port", "{port}"]
-ROUTER = ["{python}", "-m", "sglang_router.launch_router", "--host", "{host}", "--port", "{port}"]
+ROUTER = ["{python}", "{with_key}", "sglang_router.launch_router", "--host", "{host}", "--port", "{port}"]
 # It must not repeat a request under an id that was used; the usual port of its metrics serves one a host.
-ROUTER += ["--disable-retries", "--prometheus-port", "{spare_port}"]
+ROUTER += ["--disable-retries", "--prometheus-host", "{host}", "--prometheus-port", "{spare_port}"]
 _URLS = "{urls}"
 _ROUTER_HEALTH = "/readiness"
 
@@ -32,18 +34,19 @@ class Program:
     log_name: str
     words: Callable[[int, int], list[str]]
     """(port, descriptor that the line with its address goes to) to a command line."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Holds the key."""
     picks_port: bool
     """It takes port 0 for any free one, and tells which."""
 
 
-def engines(config: Config) -> list[Program]:
-    """All engines that a run starts."""
-    return [_engine(config, place) for place in range(config.launch.number)]
+def engines(config: Config, key: str) -> list[Program]:
+    """All engines that a run starts; they answer to whoever has the key."""
+    return [_engine(config, place, key) for place in range(config.launch.number)]
 
 
-def router(config: Config, urls: Sequence[str]) -> Program:
-    """The router in front of them."""
+def router(config: Config, urls: Sequence[str], key: str) -> Program:
+    """The router in front of them, with the same key."""
     filled = _Filler(config)
 
     def words(port: int, ready_fd: int) -> list[str]:
@@ -54,7 +57,13 @@ def router(config: Config, urls: Sequence[str]) -> Program:
         plain = filled(spread, port=str(port), spare_port=spare)
         return _supervised(config, "the router", plain, port, ready_fd, health_path=_ROUTER_HEALTH)
 
-    return Program(name="the router", log_name="router.log", words=words, picks_port=False)
+    return Program(
+        name="the router",
+        log_name="router.log",
+        words=words,
+        environment={KEY_VARIABLE: key},
+        picks_port=False,
+    )
 
 
 def router_policy(balance: str) -> list[str]:
@@ -70,11 +79,13 @@ def router_policy(balance: str) -> list[str]:
     return ["--policy", "manual", "--assignment-mode", "min_load"]
 
 
-def _engine(config: Config, place: int) -> Program:
+def _engine(config: Config, place: int, key: str) -> Program:
     launch, name, filled = config.launch, f"engine {place}", _Filler(config)
 
     def embedded(port: int, ready_fd: int) -> list[str]:
         options = ["--max-running-requests", str(config.engine.max_concurrent_samples)]
+        if config.engine.router:
+            options.append("--open-health")
         options += filled(launch.arguments, port=str(port), place=str(place))
         threads = config.engine.num_threads
         assert config.engine.model is not None, "a configuration without urls, model and command is refused"
@@ -92,7 +103,7 @@ def _engine(config: Config, place: int) -> Program:
         name=name,
         log_name=f"engine-{place}.log",
         words=embedded if is_embedded else other,
-        environment=_environment(config, place, filled, os.environ),
+        environment=_environment(config, place, filled, os.environ) | {KEY_VARIABLE: key},
         picks_port=is_embedded,
     )
 
@@ -107,6 +118,7 @@ class _Filler:
             # A name of a model that a hub holds is no folder here, and stays as it is.
             "model": str(Path(model).absolute()) if Path(model).is_dir() else model,
             "host": HOST,
+            "with_key": with_key.__file__,
         }
 
     def __call__(self, words: Sequence[str], **values: str) -> list[str]:

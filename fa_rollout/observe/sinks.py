@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
-from fa_rollout.config import Config, to_dict
+from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.observe.metrics import METRICS, PREFIX
 from fa_rollout.observe.snapshot import Snapshot, StepFigures
 
@@ -114,7 +114,7 @@ class WeightsAndBiases:
     def __init__(self, project: str, name: str, config: Config) -> None:
         import wandb
 
-        self._run = wandb.init(project=project, name=name, config=to_dict(config), job_type="rollout")
+        self._run = wandb.init(project=project, name=name, config=to_shown_dict(config), job_type="rollout")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -8,6 +8,7 @@ import datetime
 from collections.abc import Sequence
 from importlib.resources import files
 
+from fa_rollout.masking import masked
 from fa_rollout.observe.bound import Level
 from fa_rollout.observe.snapshot import EngineState
 from fa_rollout.records.history import History
@@ -184,5 +185,6 @@ def _warnings(history: History) -> str:
 def _configuration(history: History) -> str:
     if not history.config:
         return ""
-    text = written({name: keys for name, keys in history.config.items() if isinstance(keys, dict)})
+    tables = {name: keys for name, keys in history.config.items() if isinstance(keys, dict)}
+    text = written(masked(tables))
     return f'<details class="box"><summary>as the hub had it</summary><pre>{escape(text)}</pre></details>'

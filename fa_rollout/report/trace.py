@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fa_rollout.private_files import write_private
 from fa_rollout.records.history import History
 from fa_rollout.records.story import Group
 from fa_rollout.report.figures import series
@@ -24,7 +25,7 @@ _NUM_COUNTED = 2000
 def write(history: History, path: Path) -> None:
     """Write the trace file."""
     tree = {"traceEvents": events(history), "displayTimeUnit": "ms", "otherData": {"run": history.run}}
-    path.write_bytes(msgspec.json.encode(tree))
+    write_private(path, msgspec.json.encode(tree).decode())
 
 
 def events(history: History) -> list[dict[str, Any]]:

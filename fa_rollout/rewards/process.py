@@ -14,8 +14,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from fa_rollout.rewards import wire
-from fa_rollout.rewards.protocol import Done, Ready, Refused, Setup
+from fa_rollout.rewards import answers, wire
+from fa_rollout.rewards.protocol import Setup
 from fa_rollout.user_code.place import Place, innermost
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -23,6 +23,10 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _MAX_WORDS = 1 << 16
 _PATIENCE_S = 6.0
 """Longer than a nurse takes to end what is below it."""
+_OF_THE_RUN = frozenset(
+    f"FA_ROLLOUT_{name}" for name in ("ADDRESS", "RUN", "TOKEN", "ENGINE_KEY", "REWARD_KEY")
+)
+"""Variables that command a run, its engines or its reward server: a reward has no use for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class WorkerProcess:
         return subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name not in _OF_THE_RUN},
             pass_fds=(self._workers_end.fileno(), lifeline, self._words),
             start_new_session=True,
         )
@@ -79,16 +84,20 @@ class WorkerProcess:
             return False
         return True
 
-    def receive(self) -> list[tuple[int, Done | Ready | Refused]]:
-        """All answers that have arrived, oldest first."""
-        answers: list[tuple[int, Done | Ready | Refused]] = []
+    def receive(self) -> list[tuple[int, answers.Answer]]:
+        """All answers that have arrived, oldest first; a worker that sends something else is killed."""
+        found: list[tuple[int, answers.Answer]] = []
         while True:
             try:
                 message = wire.receive(self.channel)
             except BlockingIOError:
-                return answers
+                return found
             assert message is not None, "this process holds both ends"
-            answers.append((message[0], wire.load(message[1])))
+            try:
+                found.append((message[0], answers.decode(message[1])))
+            except answers.BadAnswer:  # whatever runs there is not the worker any more
+                self.kill()
+                return found
 
     def take_back(self) -> list[int]:
         """Tickets of the items that the worker has not begun, and now never will."""

@@ -27,6 +27,7 @@ from fa_rollout.client.base.patience import Blame, Patience, Trouble
 from fa_rollout.client.base.policy import KEY_STATUSES, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
 from fa_rollout.client.wire.verdict import verdict_of
+from fa_rollout.masking import masked_text
 from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.deadline import Deadline
@@ -72,6 +73,7 @@ class RemoteReward:
 
     def __init__(self, url: str, patience: Patience) -> None:
         self._url = url
+        self._shown_url = masked_text(url)
         self._patience = patience
         self._session: aiohttp.ClientSession | None = None
         self._rests_until = 0.0
@@ -107,15 +109,17 @@ class RemoteReward:
         try:
             async with self._connected().post(self._url, data=body, allow_redirects=False) as reply:
                 if reply.status != 200:
-                    raise await _refusal(self._url, reply)
+                    raise await _refusal(self._shown_url, reply)
                 if reply.headers.get("Content-Encoding", "identity") != "identity":
-                    raise RemoteRewardError(f"{self._url} must answer without compression: none is asked for")
+                    raise RemoteRewardError(
+                        f"{self._shown_url} must answer without compression: none is asked for"
+                    )
                 text = await read_body(reply, MAX_ANSWER_BYTES)
         except (AnswerTooLong, aiohttp.InvalidURL) as error:
-            raise RemoteRewardError(f"{self._url}: {error}") from error
+            raise RemoteRewardError(masked_text(f"{self._shown_url}: {error}")) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Condition(f"{type(error).__name__}: {error}") from error
-        return _decoded(text, self._url)
+            raise _Condition(masked_text(f"{type(error).__name__}: {error}")) from error
+        return _decoded(text, self._shown_url)
 
     def _bear(self, trouble: Trouble | None, condition: _Condition) -> Trouble:
         now_s = time.monotonic()
@@ -126,16 +130,18 @@ class RemoteReward:
         if now_s - self._told_s > _TOLD_S:
             self._told_s = now_s
             limit = f"for {self._patience.limit_s:g} s (trainer.stall_s)"
-            self.warn(f"the reward server {self._url} does not answer ({condition}); rewards wait {limit}")
+            self.warn(
+                f"the reward server {self._shown_url} does not answer ({condition}); rewards wait {limit}"
+            )
         blame = self._patience.blame(trouble, now_s, is_suspect=condition.status == _SUSPECT)
         if blame is Blame.SERVER:
             raise RewardServerLost(
-                f"the reward server {self._url} must answer, and has answered nobody for "
+                f"the reward server {self._shown_url} must answer, and has answered nobody for "
                 f"{self._patience.limit_s:g} s; the last: {condition}"
             )
         if blame is Blame.REQUEST:
             raise RemoteRewardError(
-                f"{self._url} gave no reward in {trouble.num_failures} attempts, and others had theirs "
+                f"{self._shown_url} gave no reward in {trouble.num_failures} attempts, and others had theirs "
                 f"meanwhile; the last: {condition}"
             )
         return trouble

@@ -14,7 +14,7 @@ import time
 
 from fa_rollout import streams
 from fa_rollout.config import ConfigError
-from fa_rollout.rewards import wire
+from fa_rollout.rewards import answers, wire
 from fa_rollout.rewards.call import Shape, raised
 from fa_rollout.rewards.function import RewardFunction, kind_of, load
 from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed
@@ -40,14 +40,14 @@ def _serve(channel: socket.socket) -> None:
     try:
         function = load(setup.function)
     except ConfigError as error:
-        wire.send(channel, 0, wire.dump(Refused(str(error))))
+        wire.send(channel, 0, answers.encode(Refused(str(error))))
         return
-    wire.send(channel, 0, wire.dump(Ready(kind_of(function))))
+    wire.send(channel, 0, answers.encode(Ready(kind_of(function))))
     while (message := wire.receive(channel)) is not None:
         ticket, payload = message
         start = time.monotonic()
         outcomes = _call(function, setup.shape, payload)
-        wire.send(channel, ticket, wire.dump(Done(outcomes, time.monotonic() - start)))
+        wire.send(channel, ticket, answers.encode(Done(outcomes, time.monotonic() - start)))
 
 
 def _call(function: RewardFunction, shape: Shape, payload: bytes) -> Outcomes:

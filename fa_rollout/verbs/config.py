@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from fa_rollout.config import to_dict
+from fa_rollout.config import to_shown_dict
 from fa_rollout.toml import written
 from fa_rollout.verbs.configured import add_arguments, configuration
 
@@ -15,8 +15,9 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         help="check a configuration and print it whole, with flags and defaults",
         usage="fa-rollout-proc config [CONFIG] [--SECTION.KEY VALUE ...]",
         description=(
-            "Prints what `run` would work with, as TOML that it takes back. Nothing is started, and nothing\n"
-            "but the file is looked at; `fa-rollout-proc doctor` looks at the machine."
+            "Prints what `run` would work with, as TOML that it takes back; secrets are shown as ***.\n"
+            "Nothing is started, and nothing but the file is looked at; `fa-rollout-proc doctor` looks at\n"
+            "the machine."
         ),
         formatter_class=argparse.RawTextHelpFormatter,
     )
@@ -26,5 +27,5 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Print, and return the exit code."""
-    print(written(to_dict(configuration(options))), end="")
+    print(written(to_shown_dict(configuration(options))), end="")
     return 0

@@ -38,6 +38,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Write the page, and say the verdict."""
     from fa_rollout.config import ConfigError
+    from fa_rollout.private_files import write_private
     from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
     from fa_rollout.report import trace
     from fa_rollout.report.looks import seen
@@ -57,7 +58,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
         without = f"Samples cannot be shown: {error}"
     output = options.output or options.folder / "report.html"
     text = page(summary, samples, engines=engines, without_samples=without)
-    output.write_text(text, encoding="utf-8")
+    write_private(output, text)
     print(summary.verdict.headline)
     if len(found) > 1 and options.launch is None:
         print(f"the folder holds {len(found)} launches; this is the last (--launch 1 is the first)")

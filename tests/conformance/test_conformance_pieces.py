@@ -63,12 +63,12 @@ class Leader:
         audience = await self._pool.streams.open("retract")
         if self.group is not None and self.group.name == audience.group:
             return
-        store, port = serve_store()
+        store, port = serve_store("127.0.0.1")
         name, size = f"group-{port}", 1 + audience.num_workers
         former = None if self.group is None else self.group.name
         stage = JoinGroup(group=name, former=former, address="127.0.0.1", port=port, backend="gloo")
         meeting = asyncio.to_thread(
-            UpdateGroup.join, store, name=name, rank=0, world_size=size, backend="gloo"
+            UpdateGroup.join, store, address="127.0.0.1", name=name, rank=0, world_size=size, backend="gloo"
         )
         self.group, _ = await asyncio.gather(meeting, self._pool.streams.join_group(stage))
 

@@ -1,8 +1,12 @@
 """Who gets in, and what a broken peer can break: nothing but its own connection."""
 
+import mmap
 import os
+import resource
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -152,3 +156,35 @@ def test_a_connection_that_says_nothing_does_not_hold_others_up(rig: MakeRig) ->
             channel.close()
         with pytest.raises(ChannelClosed):
             silent[0].receive(0.1)
+
+
+@pytest.mark.parametrize("limit", [1024, 96])
+def test_silent_connections_neither_end_the_run_nor_keep_a_rank_out_nor_fill_the_log(
+    rig: MakeRig, limit: int
+) -> None:
+    """More of them than the hub may have descriptors."""
+    with rig() as run, ExitStack() as stack:
+        resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(600):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(run.address)
+        with run.attach() as hook, hook.next_batch() as batch:
+            assert batch.samples
+        assert len(run.events("warning")) <= 2
+
+
+def test_a_rank_cannot_write_to_the_ring(rig: MakeRig) -> None:
+    with rig() as run, connect(run.address, time.monotonic() + 5) as channel:
+        channel.send(m.encode(hello(run)))
+        assert isinstance(m.decode(channel.receive(5.0)), m.Welcome)
+        (fd,) = channel.take_fds()
+        size = os.fstat(fd).st_size
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(OSError):
+            os.pwrite(fd, b"x", 0)
+        mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ).close()
+        if os.geteuid():  # root may open anything
+            with pytest.raises(PermissionError):
+                os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        os.close(fd)

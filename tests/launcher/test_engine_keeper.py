@@ -39,7 +39,7 @@ def keep(model: Path, log: Path, said: list[str]) -> EngineKeeper:
         "reward": {"function": "task.reward"},
         "engine": {"model": str(model)},
     }
-    (program,) = engines(config.from_dict(tree))
+    (program,) = engines(config.from_dict(tree), "the-key")
     return EngineKeeper(program, start_limit_s=60.0, max_restarts=MAX_RESTARTS, log=log, say=said.append)
 
 
@@ -67,7 +67,8 @@ def test_a_killed_engine_comes_back_on_the_same_address_and_not_for_ever(
         look_until(keeper, lambda: len(said) == life + 1)  # noqa: B023
         look_until(keeper, lambda: keeper.is_up)
         assert keeper.url == url
-        with urllib.request.urlopen(f"{url}/model_info", timeout=10) as reply:
+        request = urllib.request.Request(f"{url}/model_info", headers={"Authorization": "Bearer the-key"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
             assert reply.status == 200
     assert keeper.child is not None
     os.kill(keeper.child.pid, signal.SIGKILL)

@@ -52,7 +52,7 @@ def test_a_segment_is_sealed_private_reserved_and_zero() -> None:
     try:
         with Segment.create(_SIZE + 5) as segment:
             found = os.fstat(segment.fd)
-            assert stat.S_IMODE(found.st_mode) == 0o600
+            assert stat.S_IMODE(found.st_mode) == 0o400
             assert found.st_size == segment.size_bytes == segment.array.size == _SIZE + 5
             assert found.st_blocks * 512 >= _SIZE
             assert not os.get_inheritable(segment.fd)

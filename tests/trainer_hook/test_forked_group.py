@@ -11,9 +11,9 @@ import os, torch
 from trainer_hook.weights.update_group import UpdateGroup, find_store, serve_store
 
 def member(rank, store):
-    return UpdateGroup.join(store, name="g", rank=rank, world_size=2, backend="gloo")
+    return UpdateGroup.join(store, address="127.0.0.1", name="g", rank=rank, world_size=2, backend="gloo")
 
-store, port = serve_store()
+store, port = serve_store("127.0.0.1")
 if os.fork() == 0:
     group = member(1, find_store("127.0.0.1", port, rank=1, world_size=2))
     for _ in range(2):

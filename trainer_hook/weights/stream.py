@@ -27,7 +27,7 @@ from trainer_hook import messages as m
 from trainer_hook.errors import HookError, PublishFailed, StreamBroken
 from trainer_hook.model.probes import Probes
 from trainer_hook.weights.gathering import num_bytes, on_host
-from trainer_hook.weights.update_group import UpdateGroup, own_address, serve_store
+from trainer_hook.weights.update_group import UpdateGroup, meeting_address, serve_store
 
 if TYPE_CHECKING:
     import torch
@@ -190,20 +190,23 @@ class BroadcastStream(Stream):
             return
         former = None if self.group is None else self.group.name
         self._leave()
-        store, port = serve_store()
+        address = meeting_address(audience.urls)
+        store, port = serve_store(address)
         name = f"fa_rollout-{uuid4().hex}"
         self._begin(
             m.JoinGroup(
                 group=name,
                 former=former,
-                address=own_address(audience.urls[0]),
+                address=address,
                 port=port,
                 backend=self._backend,
             )
         )
         size = 1 + audience.num_workers
         self.group = self._joined(
-            lambda: UpdateGroup.join(store, name=name, rank=0, world_size=size, backend=self._backend)
+            lambda: UpdateGroup.join(
+                store, address=address, name=name, rank=0, world_size=size, backend=self._backend
+            )
         )
         self._finish()
 

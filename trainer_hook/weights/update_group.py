@@ -7,9 +7,11 @@ groups; the stores' keys meet only if this end is made the same way. Invariant: 
 `leave` frees members that wait for this one.
 """
 
+import ipaddress
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ from trainer_hook.messages import GROUP_TIMEOUT_S
 
 if TYPE_CHECKING:
     import torch
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class UpdateGroup:
@@ -34,27 +38,29 @@ class UpdateGroup:
         cls,
         store: Any,
         *,
+        address: str,
         name: str,
         rank: int,
         world_size: int,
         backend: str,
         timeout_s: float = GROUP_TIMEOUT_S,
     ) -> Self:
-        """Meet the other members; blocks until all are there.
+        """Meet the other members at the store of this address; blocks until all are there.
 
         Raises:
             RuntimeError: they did not all come in time.
         """
         c10d = _c10d()
-        group, _ = c10d._new_process_group_helper(  # the only way to a group outside of the default one
-            world_size,
-            rank,
-            [],
-            c10d.Backend(backend),
-            c10d.PrefixStore(name, store),
-            group_name=name,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        with _gloo_beside(address):
+            group, _ = c10d._new_process_group_helper(  # the only way to a group outside of the default one
+                world_size,
+                rank,
+                [],
+                c10d.Backend(backend),
+                c10d.PrefixStore(name, store),
+                group_name=name,
+                timeout=timedelta(seconds=timeout_s),
+            )
         c10d._world.pg_group_ranks[group] = {member: member for member in range(world_size)}
         return cls(name, group, store)
 
@@ -78,13 +84,29 @@ class UpdateGroup:
             _c10d().destroy_process_group(group)
 
 
-def serve_store(timeout_s: float = GROUP_TIMEOUT_S) -> tuple[Any, int]:
-    """A store for the members to meet at, and its port; served by this process on all its addresses."""
+def serve_store(address: str, timeout_s: float = GROUP_TIMEOUT_S) -> tuple[Any, int]:
+    """A store for the members to meet at, and its port; served by this process on this address alone."""
     from torch._C._distributed_c10d import TCPStore
 
-    timeout = timedelta(seconds=timeout_s)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
-    return store, store.port
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        port = int(listener.getsockname()[1])
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            use_libuv=True,
+            master_listen_fd=listener.detach(),  # left to itself it listens on all addresses
+        )
+    return store, port
+
+
+def meeting_address(urls: Sequence[str]) -> str:
+    """The address of this machine that all these engines can reach: loopback where all of them are on it."""
+    found = [own_address(url) for url in urls]
+    return next((address for address in found if not _is_loopback(address)), found[0])
 
 
 def find_store(
@@ -110,6 +132,26 @@ def own_address(url: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+@contextmanager
+def _gloo_beside(address: str) -> Iterator[None]:
+    """Where members meet on loopback, gloo listens there too: by itself it takes the host name's address."""
+    if _GLOO_INTERFACE in os.environ or not _is_loopback(address):
+        yield
+        return
+    os.environ[_GLOO_INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[_GLOO_INTERFACE]
 
 
 def _c10d() -> Any:

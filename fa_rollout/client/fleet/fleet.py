@@ -7,6 +7,7 @@ one that we have paused is continued there, whatever a router says of it.
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
+from fa_rollout.client.engine.network import KEY_VARIABLE
 from fa_rollout.client.engine.probe import patiently
 from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.wire.address import AddressError, engine_url
@@ -199,7 +201,7 @@ class Fleet:
         assert self._router is not None, "only a router has a list"
         was, engine.standing.status = engine.standing.status, Status.JOINS
         try:
-            await self._router.call("POST", "/workers", {"url": engine.url})
+            await self._add_worker(engine.url)
             until = time.monotonic() + self._policy.start_timeout_s
             while engine.url not in {one.url for one in await self._listed()}:
                 if time.monotonic() > until:
@@ -211,6 +213,12 @@ class Fleet:
             engine.standing.status = was
             raise
         engine.standing.status = Status.SERVES
+
+    async def _add_worker(self, url: str) -> None:
+        """With the key, which a router does not give to workers that come without one."""
+        assert self._router is not None, "only a router has a list"
+        key = os.environ.get(KEY_VARIABLE)
+        await self._router.call("POST", "/workers", {"url": url} | ({"api_key": key} if key else {}))
 
     async def set_aside(self, engine: Engine) -> None:
         """The router sends it nothing until `reenlist`; without a router that is its lane's to see to."""
@@ -236,7 +244,7 @@ class Fleet:
         for engine in [one for one in self._known.values() if one.standing.is_struck_off]:
             assert self._router is not None, "only a router has a list"
             try:
-                await self._router.call("POST", "/workers", {"url": engine.url})
+                await self._add_worker(engine.url)
             except ControlFailed as error:
                 _LOG.warning("event=worker_not_listed endpoint=%s error=%s", engine.url, error)
 

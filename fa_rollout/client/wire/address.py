@@ -3,6 +3,7 @@
 from urllib.parse import urlsplit
 
 from fa_rollout.client.base.errors import ClientError
+from fa_rollout.masking import masked_text
 
 DEFAULT_PORT = 30000
 
@@ -41,4 +42,6 @@ def engine_url(address: str, *, default_port: int = DEFAULT_PORT) -> str:
 
 
 def _complaint(address: str, found: str) -> str:
-    return f"an engine address must be host:port or http://host:port, found {address!r} ({found})"
+    return (
+        f"an engine address must be host:port or http://host:port, found {masked_text(address)!r} ({found})"
+    )

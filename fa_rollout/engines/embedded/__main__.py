@@ -36,6 +36,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--ready-fd", type=int, default=None, help="file descriptor that gets the address line, and is closed"
     )
     add("--parent-pid", type=int, default=None, help="exit when this process is gone; ignore SIGINT")
+    add("--open-health", action="store_true", help="answer /health without the key: routers ask so")
     add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     return parser.parse_args(arguments)
 

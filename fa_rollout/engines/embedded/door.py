@@ -24,12 +24,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OWN_FETCHES = (None, "none", "same-origin")
 
 
-def door(*, key: str | None, host: str) -> Middleware:
+def door(*, key: str | None, host: str, has_open_health: bool = False) -> Middleware:
     """The checks of a server that was told to listen on `host`; without a key none is asked for."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = _foreign(request, host) or _unknown(request, key) or _not_json(request)
+        wanted = None if has_open_health and request.path == "/health" else key
+        refusal = _foreign(request, host) or _unknown(request, wanted) or _not_json(request)
         return await handler(request) if refusal is None else refusal
 
     return check

@@ -44,7 +44,9 @@ class Groups:
         def meet() -> UpdateGroup:
             place = {"rank": body.rank_offset, "world_size": body.world_size}
             store = find_store(body.master_address, body.master_port, **place)
-            return UpdateGroup.join(store, name=body.group_name, backend=body.backend, **place)
+            return UpdateGroup.join(
+                store, address=body.master_address, name=body.group_name, backend=body.backend, **place
+            )
 
         self._groups[body.group_name] = await _apart(meet, "Failed to initialize custom process group")
 

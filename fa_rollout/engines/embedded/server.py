@@ -26,9 +26,9 @@ from fa_rollout.engines.embedded.protocol import ModelLimits
 from fa_rollout.engines.embedded.reply import Replies
 from fa_rollout.engines.embedded.runner import Runner
 from fa_rollout.engines.embedded.scheduler import Limits
+from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.log_level import log_to_stderr
 
-KEY_VARIABLE = "FA_ROLLOUT_ENGINE_KEY"
 _BODY_BYTES = 64 << 20
 """Of any request; one that brings weights may be larger, but not than two models in base64."""
 SHUTDOWN_TIMEOUT_S = 2.0
@@ -69,13 +69,14 @@ def served_of(runner: Runner, limits: Limits, arguments: argparse.Namespace) -> 
 
 
 def build_application(
-    frontend: Frontend, folder: Path, served: Served, *, host: str, key: str | None
+    frontend: Frontend, folder: Path, served: Served, *, key: str | None
 ) -> web.Application:
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else None
+    host, has_open_health = served.arguments["host"], served.arguments["open_health"]
     application = web.Application(
         client_max_size=_max_body_bytes(frontend.engine),
-        middlewares=[door(key=key, host=host), answer_errors],
+        middlewares=[door(key=key, host=host, has_open_health=has_open_health), answer_errors],
     )
     application.add_routes(Generation(frontend, Replies(tokenizer), served.model).routes())
     application.add_routes(About(frontend, served).routes())
@@ -134,7 +135,7 @@ async def serve(arguments: argparse.Namespace, key: str | None) -> int:
         max_queued_requests=limits.max_queued_requests,
     )
     served = served_of(runner, limits, arguments)
-    application = build_application(frontend, Path(arguments.model), served, host=arguments.host, key=key)
+    application = build_application(frontend, Path(arguments.model), served, key=key)
     application_runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
     await application_runner.setup()
     frontend.start()

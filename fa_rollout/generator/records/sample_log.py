@@ -20,6 +20,7 @@ from fa_rollout.config import Run
 from fa_rollout.generator.base.frames import Chunk, Frames
 from fa_rollout.generator.turns.job import Ending, Job
 from fa_rollout.own_threads import in_thread
+from fa_rollout.private_files import append_private, make_private
 from fa_rollout.records.sample_file import FOLDER, MAGIC, FileName, WrittenGroup
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.failure import in_one_line
@@ -177,11 +178,11 @@ class _Files:
     def _begin(self, num_bytes: int) -> None:
         if self._file is not None:
             self._file.close()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         self._make_room(max(self._file_bytes, num_bytes))
         self._number += 1
         name = FileName(run=self._name, incarnation=self._incarnation, number=self._number)
-        self._file = (self._folder / str(name)).open("ab", buffering=0)
+        self._file = append_private(self._folder / str(name))
         self._file.write(MAGIC)
 
     def _make_room(self, num_bytes: int) -> None:

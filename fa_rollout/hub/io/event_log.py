@@ -7,6 +7,8 @@ from types import TracebackType
 
 import msgspec
 
+from fa_rollout.private_files import append_private
+
 FLUSH_BYTES = 1 << 16
 
 
@@ -18,7 +20,7 @@ class EventLog:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._file = None if path is None else path.open("ab", buffering=0)
+        self._file = None if path is None else append_private(path)
         self._buffer = bytearray(b"" if path is None or _is_whole(path) else b"\n")
         self._encoder = msgspec.json.Encoder()
         self.failure: str | None = None

@@ -4,7 +4,9 @@ Invariant: nobody gets the ring's descriptor before user, run, token, protocol a
 whatever a connection sends can end only that connection.
 """
 
+import errno
 import hmac
+import resource
 import time
 from dataclasses import dataclass
 
@@ -19,6 +21,12 @@ from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint
 
 HELLO_DEADLINE_S = 10.0
+MAX_STRANGERS = 64
+"""Connections that have not said who they are; when there are more, the one that waits longest is closed."""
+_STRANGERS_SHARE = 8
+"""Part of the descriptors that they may have; each takes two."""
+_TOLD_EVERY_S = 60.0
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(slots=True)
@@ -31,6 +39,11 @@ class Connection:
     rank: Attachment | None = None
     is_observer: bool = False
     is_expelled: bool = False
+
+    @property
+    def is_stranger(self) -> bool:
+        """It has not said yet who it is."""
+        return self.rank is None and not self.is_observer
 
 
 class Reception:
@@ -46,14 +59,14 @@ class Reception:
         self._token = token
         self._ring_fd = ring_fd
         self._connections: dict[Channel, Connection] = {}
+        self._tells_again_s = 0.0
         self.observers = Observers(hub.core, selector)
         selector.watch(listener, self._accept)
 
     def tick(self, now_s: float) -> None:
         """Turn away who connected and says nothing."""
         for connection in list(self._connections.values()):
-            is_stranger = connection.rank is None and not connection.is_observer
-            if is_stranger and now_s - connection.since_s > HELLO_DEADLINE_S:
+            if connection.is_stranger and now_s - connection.since_s > HELLO_DEADLINE_S:
                 self._refuse(connection, "HandshakeRefused", f"no Hello within {HELLO_DEADLINE_S:.0f} s")
 
     def close(self) -> None:
@@ -67,13 +80,31 @@ class Reception:
         except BlockingIOError:
             return
         except (ChannelError, OSError) as error:
-            self._hub.core.warn(f"a connection was refused: {error}")
+            self._tell(f"a connection was refused: {error}")
+            if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
+                self._turn_away_oldest(0)
             return
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._turn_away_oldest(min(MAX_STRANGERS, limit // (2 * _STRANGERS_SHARE)))
         connection = Connection(channel=channel, since_s=time.monotonic(), pidfd=channel.peer_pidfd)
         self._connections[channel] = connection
         self._selector.watch(channel, lambda: self._read(connection))
         if connection.pidfd is not None:
             self._selector.watch(connection.pidfd, lambda: self._peer_died(connection))
+
+    def _turn_away_oldest(self, most: int) -> None:
+        """Make room when more than `most` wait to say who they are."""
+        strangers = [one for one in self._connections.values() if one.is_stranger]
+        if strangers and len(strangers) >= most:
+            self._tell(f"{len(strangers)} connections said nothing; the oldest are turned away")
+            self._drop(strangers[0])
+
+    def _tell(self, text: str) -> None:
+        """At most once a minute, whatever comes in."""
+        now_s = time.monotonic()
+        if now_s >= self._tells_again_s:
+            self._tells_again_s = now_s + _TOLD_EVERY_S
+            self._hub.core.warn(text)
 
     def _read(self, connection: Connection) -> None:
         try:

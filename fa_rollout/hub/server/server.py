@@ -102,7 +102,12 @@ class Server:
         )
         self._listener = listen(directory)
         self._reception = Reception(
-            self._hub, self._selector, self._listener, run=run, token=token, ring_fd=self._segment.fd
+            self._hub,
+            self._selector,
+            self._listener,
+            run=run,
+            token=token,
+            ring_fd=self._segment.open_reader(),
         )
         self._ending: Ending | None = None
         self._is_generator_dismissed = False
