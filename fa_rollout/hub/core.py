@@ -12,7 +12,7 @@ from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.replay import Recording
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.measures.clocks import TrainerClock
-from fa_rollout.hub.measures.pulses import Pulses
+from fa_rollout.hub.measures.pulses import FAILING_S, Pulses
 from fa_rollout.hub.measures.recent import History
 from fa_rollout.hub.state.evaluations import Evaluations
 from fa_rollout.hub.state.membership import Roster
@@ -105,12 +105,13 @@ class Core:
             f"{self.batch_waits_for}; the generator has {self.pulse.num_running} groups in progress, "
             f"{self.pulse.num_queued} queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
         )
-        out = [engine for engine in self.pulse.engines if engine.is_out]
+        out = [engine for engine in self.pulse.engines if engine.is_out or engine.failing_s > FAILING_S]
         if not out:
             return text
         now_s = time.monotonic()
         names = "; ".join(
-            f"{one.url} for {self.pulses.out_s(one.url, now_s):.0f} s ({one.last_error or 'no answer'})"
+            f"{one.url} for {max(one.failing_s, self.pulses.out_s(one.url, now_s)):.0f} s "
+            f"({one.last_error or 'no answer'})"
             for one in out[:4]
         )
         which = "no engine answers" if len(out) == len(self.pulse.engines) else "engines that do not answer"

@@ -23,7 +23,13 @@ _ROOMY = 20
 _MOST_LINES = 3
 _CURVE = 24
 _BAR = 12
-_HEALTH_STYLES = {"ok": "green", "paused": "cyan", "narrowed": "yellow", "out": "bold red"}
+_HEALTH_STYLES = {
+    "ok": "green",
+    "paused": "cyan",
+    "narrowed": "yellow",
+    "failing": "bold red",
+    "out": "bold red",
+}
 
 
 def head(now: Snapshot, verdict: Verdict, glyphs: Glyphs, width: int, height: int, note: str) -> list[Line]:
@@ -181,7 +187,7 @@ def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
         total.append((f", {generator.waiting_for_engines} requests wait", ""))
     if generator.rewards_in_progress:
         total.append((f", {generator.rewards_in_progress} samples being scored", ""))
-    order = ("out", "narrowed", "paused", "ok")
+    order = ("out", "failing", "narrowed", "paused", "ok")
     lines = [total]
     for engine in sorted(now.engines, key=lambda e: (order.index(e.health), e.url)):
         figures = engine.now

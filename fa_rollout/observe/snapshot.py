@@ -199,7 +199,8 @@ class EngineState(Part):
 
     url: str
     health: str
-    """`ok`, `paused`, `narrowed` (it was overloaded and gets less), `out` (it failed, and is probed,
+    """`ok`, `paused`, `narrowed` (it was overloaded and gets less), `failing` (it answers nothing but errors,
+    such as 503, and is asked again), `out` (it failed, and is probed,
     or its process has ended)."""
     now: EngineFigures
     tokens_per_s: float = 0.0
@@ -343,5 +344,5 @@ class Snapshot(Part):
 
     @property
     def engines_out(self) -> list[EngineState]:
-        """Those that get no requests."""
-        return [engine for engine in self.engines if engine.health == "out"]
+        """Those that get no requests, or answer them with nothing but errors."""
+        return [engine for engine in self.engines if engine.health in ("out", "failing")]

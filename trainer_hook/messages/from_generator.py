@@ -159,7 +159,9 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     num_aborted: int = 0
     num_tokens: int = 0
     failures: dict[str, int] = {}
-    """Attempts that failed, by class: `transient`, `overload`, `permanent`, `invalid`."""
+    """Attempts that failed, by class: `transient`, `overload`, `silence`, `permanent`, `invalid`."""
+    failing_s: float = 0.0
+    """For so long it has answered nothing but errors; 0: its last answer was true."""
     last_error: str = ""
     latency_s: dict[str, float] = {}
     """`p50`, `p90`, `p99` of the latest answers; empty before the first."""

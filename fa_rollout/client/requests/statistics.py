@@ -35,7 +35,7 @@ class LaneStatistics:
     circuit: CircuitState
     last_error: str
     failing_s: float
-    """Since it last answered a request truly, if it has failed others; 0: its last answer was true."""
+    """For so long it has answered nothing but failures; 0: there was one at most since a true answer."""
     latency_s: dict[str, float]
     """p50, p90, p99 of the latest answers; empty before the first."""
     version: str | None
@@ -79,6 +79,7 @@ class _Page:
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     last_error: str = ""
     failing_since_s: float | None = None
+    failed_s: float = 0.0
     version: str | None = None
 
 
@@ -104,8 +105,9 @@ class Books:
         page = self._pages[url]
         page.failures[failure] += 1
         page.last_error = error
-        if failure is not FailureClass.PERMANENT and page.failing_since_s is None:
-            page.failing_since_s = time.monotonic()
+        if failure is not FailureClass.PERMANENT:
+            page.failed_s = time.monotonic()
+            page.failing_since_s = page.failing_since_s or page.failed_s
 
     def lane(self, lane: Lane) -> LaneStatistics:
         """The picture of one lane."""
@@ -121,7 +123,7 @@ class Books:
             failures=dict(page.failures),
             circuit=lane.circuit.state,
             last_error=page.last_error,
-            failing_s=0.0 if page.failing_since_s is None else time.monotonic() - page.failing_since_s,
+            failing_s=0.0 if page.failing_since_s is None else page.failed_s - page.failing_since_s,
             latency_s=_percentiles(page.latencies_s),
             version=page.version,
         )

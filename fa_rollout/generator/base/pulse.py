@@ -43,6 +43,7 @@ def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
             num_aborted=lane.num_aborted,
             num_tokens=lane.num_tokens,
             failures={failure.value: count for failure, count in lane.failures.items()},
+            failing_s=lane.failing_s,
             last_error=lane.last_error,
             latency_s=lane.latency_s,
             version=lane.version,

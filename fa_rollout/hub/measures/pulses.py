@@ -11,6 +11,9 @@ from trainer_hook.messages import Pulse
 WINDOW_S = 30.0
 SUMMED = ("tokens", "requests", "aborts", "restarts", "discarded_tokens")
 
+FAILING_S = 2.0
+"""An engine that has answered nothing but errors for so long counts as failing."""
+
 
 class Pulses:
     """All lives of one run's generator."""

@@ -12,6 +12,7 @@ import msgspec
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.composition import staleness
 from fa_rollout.hub.flow.flow import Flow
+from fa_rollout.hub.measures.pulses import FAILING_S
 from fa_rollout.hub.reporting.waits import waits
 from fa_rollout.hub.state.world import Attachment
 from fa_rollout.observe.snapshot import (
@@ -212,6 +213,8 @@ def _engine(core: Core, engine: EngineFigures) -> EngineState:
     health = "out" if engine.is_out or engine.url in core.roster.down else "paused" if is_paused else "ok"
     if health == "ok" and engine.allowed < engine.capacity:
         health = "narrowed"
+    if health in ("ok", "narrowed") and engine.failing_s > FAILING_S:
+        health = "failing"
     return EngineState(
         url=engine.url, health=health, now=engine, tokens_per_s=core.pulses.engine_tokens_per_s(engine.url)
     )
