@@ -18,6 +18,7 @@ from pathlib import Path
 from fa_rollout.engines.service import free_port
 from fa_rollout.launcher.child import Child
 from fa_rollout.launcher.program import Program
+from fa_rollout.launcher.relay import Relay
 from trainer_hook.printable import printable
 
 RESTART_WINDOW_S = 3600.0
@@ -100,6 +101,7 @@ class EngineKeeper:
                 pass_fds=(write_fd,),
                 log=self._log,
                 own_session=True,
+                relay=Relay() if self._log is None else None,
             )
         finally:
             os.close(write_fd)
