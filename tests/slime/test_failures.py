@@ -1,6 +1,8 @@
 """What breaks is told, or is repaired, and no group is lost: errors of user code, deaths, resumes."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +60,21 @@ def test_a_reward_that_cancels_itself_has_raised(tmp_path: Path, engines: Engine
         GeneratorFailed, match=r"slime: CancelledError: .*user_code\.py:\d+ in reward_that_cancels_itself"
     ):
         train_async(manager, made, steps=range(6))
+
+
+def test_a_function_that_never_returns_costs_its_group_alone(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines()
+    changes = {"custom_rm_path": f"{CODE}.reward_that_never_returns", "fa_rollout_idle_timeout_s": 0.5}
+    manager = Manager(arguments(tmp_path, router, fa_rollout_log_dir=str(tmp_path / "log"), **changes))
+    train_async(manager, made, steps=range(6))
+    assert len(set(manager.trained)) == len(manager.trained) == 24
+    assert 2 not in manager.trained
+    rollout.close()
+    lines = (tmp_path / "log" / "events.jsonl").read_text().splitlines()
+    (failed,) = [event for event in map(json.loads, lines) if event["event"] == "failed"]
+    assert failed["group"] == 2
+    place = r"slime: timeout: it asked no engine for 0.5 s .*user_code.py:\d+ in reward_that_never_returns"
+    assert re.match(place, failed["reason"])
 
 
 def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, engines: Engines) -> None:

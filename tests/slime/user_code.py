@@ -33,6 +33,12 @@ async def reward_that_cancels_itself(args: Any, sample: Sample) -> float:
     return 1.0
 
 
+async def reward_that_never_returns(args: Any, sample: Sample) -> float:
+    if sample.group_index == 2:
+        await asyncio.Event().wait()
+    return 1.0
+
+
 async def reward_with_an_alarm(args: Any, sample: Sample) -> float:
     def ring(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError
