@@ -468,3 +468,43 @@ def test_an_engine_that_comes_back_during_an_update_gets_the_new_weights(tmp_pat
                 assert second_life.state()["weight_version"] == "0:2"
 
         run_with([stays.url, first_life.url], work)
+
+
+def test_workers_that_we_paused_continue_although_their_router_is_away() -> None:
+    with ScriptedEngine.start(SLOW) as first, ScriptedEngine.start(SLOW) as second:
+        workers = [first, second]
+        router = ScriptedEngine.start(Script(workers=[worker.url for worker in workers]))
+
+        async def work(pool: EnginePool) -> None:
+            await pool.pause("retract")
+            assert [worker.state()["pause_mode"] for worker in workers] == ["retract"] * 2
+            router.stop()
+            await pool.continue_()
+            assert [worker.state()["pause_mode"] for worker in workers] == [None] * 2
+
+        run_with([router.url], work, router=True, policy=quick(control_timeout_s=0.5))
+
+
+@pytest.mark.parametrize("fault", [{"status": 500}, {"silent": True}])
+def test_an_engine_that_does_not_continue_is_asked_until_it_does_while_the_other_works(
+    fault: dict[str, Any],
+) -> None:
+    rule = Rule(path="/continue_generation", times=4, **fault)
+    with ScriptedEngine.start(SLOW) as good, ScriptedEngine.start(SLOW, rules=[rule]) as bad:
+
+        async def work(pool: EnginePool) -> None:
+            await pool.pause("retract")
+            with pytest.raises(ControlFailed):
+                await pool.continue_()
+            assert (await ask(pool, "r0")).engine == good.url
+            await until(lambda: bad.state()["pause_mode"] is None)
+            await until(lambda: {lane.circuit for lane in pool.statistics().lanes} == {"closed"})
+
+        run_with([good.url, bad.url], work, policy=quick(control_try_s=0.2))
+
+
+def test_a_new_life_insists_that_engines_left_paused_continue() -> None:
+    rule = Rule(path="/continue_generation", status=500, times=3)
+    with ScriptedEngine.start(SLOW, rules=[rule]) as engine:
+        post(engine, "/pause_generation", {"mode": "retract"})
+        assert run_with(engine, ask, takes_over=True).finish == "stop"

@@ -411,3 +411,19 @@ def test_each_request_has_a_seed_of_its_own_that_another_run_has_too(play: Play)
     first = asyncio.run(seeds(play(rules=rules)))
     assert len(set(first)) == 3
     assert asyncio.run(seeds(play(rules=rules))) == first
+
+
+def test_aborts_of_our_own_are_no_stalls_however_many() -> None:
+    rules = [Rule(rid=".0-m0", silent=True, times=6)]
+
+    async def scenario(bench: Bench) -> Turn:
+        turn = asyncio.create_task(bench.turn())
+        for _ in range(6):
+            await bench.under_way(1)
+            await bench.requester.abort_all()
+            await bench.requester.settled()
+        return await turn
+
+    with ScriptedEngine.start(vocab_size=VOCAB_SIZE, lengths=Lengths(tokens=40), rules=rules) as engine:
+        limits = {"abort_grace_s": 0.1, "unavailable_timeout_s": 0.2}
+        assert len(run(engine, PartialPolicy(resume=True), scenario, **limits).output_ids) == 32
