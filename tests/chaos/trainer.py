@@ -1,7 +1,7 @@
 """A trainer that may be killed at any moment: two ranks that only write down what they were given.
 
     python -m tests.chaos.trainer FOLDER                  the agent, as torchrun is one
-    python -m tests.chaos.trainer FOLDER RANK SIZE LIFE   a rank
+    python -m tests.chaos.trainer FOLDER RANK SIZE LIFE   a rank; LIFE begins with "r" if it is to resume
 
 In: the run of the environment, and the checkpoint in FOLDER if there is one. Out: what each rank trained in
 each step, `steps/LIFE-STEP-RANK.jsonl`, and `checkpoint.json` after each step: the hook's state, and which
@@ -38,7 +38,8 @@ PEER_GRACE_S = 5.0
 def agent(folder: Path) -> int:
     """Start the ranks, and start all of them again when one is lost."""
     for _ in range(MAX_LIVES):
-        life = secrets.token_hex(4)
+        resumes = (folder / "checkpoint.json").exists()  # once for all ranks: the first one soon writes it
+        life = ("r" if resumes else "f") + secrets.token_hex(4)
         command = [sys.executable, "-m", "tests.chaos.trainer", str(folder)]
         ranks = [
             subprocess.Popen([*command, str(rank), str(NUM_RANKS), life], process_group=0)
@@ -97,7 +98,8 @@ def rank(folder: Path, dp_rank: int, dp_size: int, life: str) -> int:
 
 def _train(hook: TrainerHook, folder: Path, dp_rank: int, life: str) -> int:
     checkpoint, push = Checkpoint(folder), _pusher(folder)
-    if checkpoint.state is not None:
+    if life.startswith("r"):
+        assert checkpoint.state is not None
         hook.load_state_dict(checkpoint.state)
         _publish(hook, push)
     elif dp_rank == 0:

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.hub.rig import NUM_PROMPTS, WITH_SPARE, Rig, add_up
+from tests.hub.test_ranks import side_by_side
 from trainer_hook import TrainerHook
 from trainer_hook.errors import HookStateError
 
@@ -141,3 +143,30 @@ def test_an_update_that_is_missing_after_a_load_is_told_at_the_first_batch_even_
                 pass
             train(hook, 1, [])
         assert add_up(run.stop().counts)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_load_that_the_leader_does_not_make_is_refused_at_once(rig: MakeRig, is_first: bool) -> None:
+    """Rank 1 asks before the leader begins to train, or after."""
+    has_asked, has_batch = threading.Event(), threading.Event()
+    with rig() as run:
+        leader, other = run.attach(0, 2), run.attach(1, 2)
+        state = other.state_dict()
+
+        def load() -> None:
+            if not is_first:
+                assert has_asked.wait(30)
+            with pytest.raises(HookStateError, match="load it on every rank or on none"):
+                other.load_state_dict(state)
+            with other.next_batch():
+                has_batch.set()
+
+        def train() -> None:
+            if is_first:
+                time.sleep(0.3)
+            leader.is_batch_ready()
+            has_asked.set()
+            with leader.next_batch():
+                assert has_batch.wait(30)
+
+        assert side_by_side(load, train) == []

@@ -44,6 +44,8 @@ class Restarts:
         """Answer to the leader's load in this life of the trainer."""
         self._early: list[tuple[Attachment, m.LoadState]] = []
         """Loads of ranks that were quicker than the leader."""
+        self._leader_trains = False
+        """In this life of the trainer it has asked for a batch, or entered an update."""
         self._first_weights_of = ""
         """Lineage that the engines were given their first weights back for."""
 
@@ -55,6 +57,7 @@ class Restarts:
         if core.world.members:
             return
         self._loaded = None
+        self._leader_trains = False
         if flow is not None and core.world.needs_state and self._was_lost and not core.has_given_state:
             core.warn(
                 f"the trainer was lost after {flow.step} steps and before its first checkpoint: the run "
@@ -116,6 +119,8 @@ class Restarts:
             refusal = self._load(message, flow)
         elif self._loaded is None:
             self._early.append((rank, message))
+            if self._leader_trains:
+                self.goes_on(self._core.world.leader)
             return
         if refusal is not None:
             self._core.refuse(rank, message.request, "HookStateError", refusal)
@@ -124,6 +129,19 @@ class Restarts:
         early, self._early = self._early, []
         for other, request in early:
             self._answer(other, request)
+
+    def goes_on(self, rank: Attachment | None) -> None:
+        """A rank asks for a batch or enters an update: if it leads, no load of it will come any more."""
+        if rank is not self._core.world.leader:
+            return
+        self._leader_trains = True
+        early, self._early = self._early, []
+        for other, message in early:
+            text = (
+                f"all ranks must load the same checkpoint before their first batch; {other.name} loads one, "
+                "and rank 0, whose checkpoint counts, trains without: load it on every rank or on none"
+            )
+            self._core.refuse(other, message.request, "HookStateError", text)
 
     def _answer(self, rank: Attachment, message: m.LoadState) -> None:
         assert self._loaded is not None

@@ -98,6 +98,7 @@ class RankDesk:
             case m.Released():
                 self._released(rank, message)
             case m.UpdateEnter():
+                self._restarts.goes_on(rank)
                 self._with_flow(rank, lambda flow: self._core.updates.enter(rank, message, flow))
             case m.UpdatePause():
                 self._core.updates.pause(rank, message)
@@ -168,6 +169,7 @@ class RankDesk:
 
     def _next(self, rank: Attachment, message: m.Next) -> None:
         if self._restarts.may_train(rank, message.request):
+            self._restarts.goes_on(rank)
             rank.waiting, rank.waiting_since_s = message, time.monotonic()
 
     def _released(self, rank: Attachment, message: m.Released) -> None:
