@@ -74,7 +74,9 @@ class SlimeGenerator:
         self._rollout_id = resume.step
         self._warn_at = _FIRST_WARNING
         self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
-        self._transport = Transport(session, book=self._book, router=config.engine.urls[0])
+        self._transport = Transport(
+            session, book=self._book, router=config.engine.urls[0], patience_s=config.trainer.stall_s
+        )
         self._sending = Gate()
         self._ends = Ends(eos_ids_in(args.hf_checkpoint))
         self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()

@@ -2,18 +2,25 @@
 
 In: url, payload, retries and headers as slime's `http_utils._post` takes them. Out: the decoded answer.
 Invariant: an answer that says the request is wrong raises at once; all else is tried again as slime does,
-once a second, and the last failure is raised. An answer of the trained model under weights of an unknown
-version is never passed on: it is asked for again until slime has updated that engine.
+once a second, and the last failure is raised. A condition of the trained model's engines (overload, a server
+error, a lost connection) is borne as long as our own client bears it. An answer of theirs under weights of an
+unknown version is never passed on: it is asked for again until slime has updated that engine.
 """
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import msgspec
 
+from fa_rollout.client.base.errors import AnswerTooLong
+from fa_rollout.client.base.policy import classify_status
+from fa_rollout.client.engine.network import key_hint, read_body, read_start
+from fa_rollout.client.wire.verdict import status_of
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.slime.errand import engines_at_work
 from trainer_hook.record import UNKNOWN_VERSION
@@ -24,7 +31,13 @@ RETRY_S = 1.0
 MAX_STALLS = 600
 """Answers in a row that are of no use, at one or two seconds each. Each update of slime's may bring one to a
 request that waits its turn, and an engine that was started anew gives nothing else until it is updated."""
+MAX_ANSWER_BYTES = 1 << 30
+"""Custom functions may ask for anything, such as hidden states of every token."""
 _HEADERS = {"Content-Type": "application/json"}
+
+
+_SHOWN = 500
+"""Of an error's body."""
 
 
 class PostFailed(RuntimeError):
@@ -34,15 +47,19 @@ class PostFailed(RuntimeError):
 class Transport:
     """Posts to engines and routers."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, book: VersionBook, router: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, *, book: VersionBook, router: str, patience_s: float
+    ) -> None:
         """
         Args:
+            patience_s: how long the trained model's engines may be in trouble.
             router: before the engines of the model that is trained; versions that other models tell, or do
                 not tell, mean nothing.
         """
         self._session = session
         self._book = book
         self._own = f"{router}/"
+        self._patience_s = patience_s
 
     async def post(
         self,
@@ -73,29 +90,53 @@ class Transport:
         return UNKNOWN_VERSION in self._book.follow_answers(labels)
 
     async def _answer(self, url: str, body: bytes, max_retries: int, headers: Mapping[str, str]) -> Any:
-        for attempt in range(1, max_retries + 1):
+        if max_retries < 1:
+            raise ValueError(f"max_retries must be 1 or more, found {max_retries}")
+        until_s = time.monotonic() + (self._patience_s if url.startswith(self._own) else 0.0)
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return await self._once(url, body, headers)
             except (aiohttp.ClientError, OSError) as error:
                 logger.info("event=post_failed attempt=%d url=%s error=%r", attempt, url, error)
-                if attempt == max_retries:
-                    raise PostFailed(
-                        f"POST {url} failed {max_retries} times, at last by {error!r}"
-                    ) from error
-            await asyncio.sleep(RETRY_S)
-        raise ValueError(f"max_retries must be 1 or more, found {max_retries}")
+                if attempt >= max_retries and time.monotonic() >= until_s:
+                    raise PostFailed(f"POST {url} failed {attempt} times, at last by {error!r}") from error
+            await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
     async def _once(self, url: str, body: bytes, headers: Mapping[str, str]) -> Any:
-        async with self._session.post(url, data=body, headers=headers) as response:
-            content = await response.read()
-            if response.status in (408, 429) or response.status >= 500:
-                raise aiohttp.ClientPayloadError(f"{response.status} {content[:500]!r}")
-            if response.status >= 400:
-                raise PostFailed(f"POST {url} must be accepted, found {response.status} {content[:500]!r}")
+        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            if response.status >= 300:
+                _refuse(url, response.status, await read_start(response, _SHOWN))
+            try:
+                content = await read_body(response, MAX_ANSWER_BYTES)
+            except AnswerTooLong as error:
+                raise PostFailed(f"POST {url}: {error}") from error
         try:
-            return msgspec.json.decode(content)
+            answer = msgspec.json.decode(content)
         except msgspec.DecodeError:
             return content.decode(errors="replace")
+        if url.startswith(self._own):
+            _check_verdicts(url, answer)
+        return answer
+
+
+def _check_verdicts(url: str, answer: Any) -> None:
+    """Raise for an answer whose finish reason tells an error; one with tokens stands as an abort."""
+    for one in _answers(answer):
+        meta = one.get("meta_info")
+        finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+        status = status_of(finish.get("status_code")) if isinstance(finish, dict) else None
+        if status is None or (one.get("output_ids") and classify_status(status).is_condition):
+            continue
+        _refuse(url, status, str(finish.get("message"))[:_SHOWN] if isinstance(finish, dict) else "")
+
+
+def _refuse(url: str, status: int, text: str) -> NoReturn:
+    """Raise what a status means: another try, or none."""
+    if classify_status(status).is_condition:
+        raise aiohttp.ClientPayloadError(f"{status} {text}")
+    raise PostFailed(f"POST {url} must be accepted, found {status} {text}{key_hint(status)}")
 
 
 def _answers(answer: Any) -> list[dict[str, Any]]:
