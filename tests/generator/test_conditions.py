@@ -1,0 +1,41 @@
+"""A server's condition fails no group; one that lasts ends the run in the server's name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fa_rollout.engines.scripted import Rule, ScriptedEngine
+from tests.generator.hub_end import HubEnd, run_tree
+from trainer_hook import messages as m
+
+Play = Callable[..., ScriptedEngine]
+
+
+@pytest.mark.parametrize(("status", "rollout"), [(429, {}), (500, {"group_timeout_s": 1.5})])
+def test_an_outage_within_patience_fails_no_group_though_its_deadline_is_shorter(
+    tmp_path: Path, play: Play, status: int, rollout: dict[str, float]
+) -> None:
+    engine = play()
+    tree = run_tree(tmp_path, engine.url, rollout=rollout)
+    with HubEnd(tree) as hub:
+        hub.wait_for(m.GeneratorReady)
+        play(rules=[Rule(status=status, body="busy", retry_after_s=0)])
+        hub.issue(*range(8))
+        hub.listen(2.0)
+        play(rules=[])
+        answers = hub.answers(8)
+    assert all(isinstance(answer, m.Commit) for answer in answers.values())
+
+
+def test_a_server_that_answers_nobody_for_longer_ends_the_run_by_its_name(tmp_path: Path, play: Play) -> None:
+    engine = play()
+    with HubEnd(run_tree(tmp_path, engine.url, trainer={"stall_s": 1.0})) as hub:
+        hub.wait_for(m.GeneratorReady)
+        play(rules=[Rule(status=503, body="busy")])
+        hub.issue(*range(8))
+        (told,) = hub.wait_for(m.GaveUp)
+        assert not hub.all(m.Settled)
+    assert told.error == "EngineUnavailable"
+    assert engine.url in told.text
+    assert "503 busy" in told.text
