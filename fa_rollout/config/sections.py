@@ -166,7 +166,8 @@ class Launch(_Section):
     """Interpreter of the environment that SGLang is installed in; not set: this one."""
     command: list[str] | None = None
     """Command line of an engine, in place of the usual one. In every word `{python}`, `{model}`, `{host}`,
-    `{port}` and `{place}` (0 for the first engine) are filled in."""
+    `{port}`, `{place}` (0 for the first engine) and `{with_key}` are filled in; `{python} {with_key} MODULE`
+    runs a server's module with the run's key as its `--api-key`."""
     arguments: list[str] = []
     """Further words of every engine's command line, filled in like `command`."""
     gpus_per_engine: NotNegative = 0

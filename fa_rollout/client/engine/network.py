@@ -11,6 +11,7 @@ from aiohttp.resolver import ThreadedResolver
 
 from fa_rollout.client.base.errors import AnswerTooLong
 from fa_rollout.client.base.policy import KEY_STATUSES, FailurePolicy
+from trainer_hook.printable import printable
 
 _KEEP_IDLE_S = 4.0
 """SGLang's HTTP server drops idle connections after 5 s; a request must not race with that."""
@@ -59,13 +60,13 @@ def _too_long(max_bytes: int) -> AnswerTooLong:
 
 
 async def read_start(response: aiohttp.ClientResponse, max_bytes: int) -> str:
-    """The first bytes of an error's body, as text."""
+    """The first bytes of an error's body, as text on one line."""
     start = b""
     async for chunk in response.content.iter_any():
         start += chunk[: max_bytes - len(start)]
         if len(start) == max_bytes:
             break
-    return start.decode(errors="replace")
+    return printable(start.decode(errors="replace"))
 
 
 def retry_after_s(response: aiohttp.ClientResponse) -> float:
