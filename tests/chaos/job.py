@@ -40,7 +40,9 @@ WITH_USER_FAULTS = 0.5
 FULL_OUTPUT = 0.15
 """Share of the launches whose output goes to a full disk."""
 STALE_RESTARTS = 0.4
-"""Share of the engines that come back with weights that they had some time before, and tell that label."""
+"""Share of the engines that come back between two launches with weights that they had before, and tell that
+label. While a launch runs, a server that starts again tells what its command says, as SGLang does.
+"""
 PUBLISHERS = ("disk", "disk", "tensor")
 """How weights get to the engines: by files, or in a stream that no file holds."""
 GRACE_S = 3.0
@@ -173,14 +175,14 @@ class Job:
         )
         (self.folder / "run.toml").write_text(text)
 
-    def revive_engines(self) -> None:
+    def revive_engines(self, *, may_be_stale: bool = False) -> None:
         """Start each dead engine again, on its port."""
         for place, engine in enumerate(self.engines):
             if engine.process.poll() is not None:
                 port = int(engine.url.rsplit(":", 1)[1])
                 engine.stop()
                 label = self._dice.choice(self._labels(place) or ["default"])
-                is_stale = self._dice.random() < STALE_RESTARTS
+                is_stale = may_be_stale and self._dice.random() < STALE_RESTARTS
                 self.engines[place] = self._engine(
                     place, port=port, weight_version=label if is_stale else "default"
                 )

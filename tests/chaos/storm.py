@@ -106,6 +106,7 @@ class Storm:
             has_full_output = self._dice.random() < FULL_OUTPUT
             self.account.struck["launch full output"] += has_full_output
             self._num_troubles = len(self._due)
+            self.job.revive_engines(may_be_stale=True)
             launch = Launch(self.job, has_full_output=has_full_output)
             try:
                 self._weather(launch)
