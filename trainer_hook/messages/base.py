@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every incompatible change of a message or of the record schema."""
 
 
