@@ -101,9 +101,9 @@ def _train(hook: TrainerHook, folder: Path, dp_rank: int, life: str) -> int:
     if life.startswith("r"):
         assert checkpoint.state is not None
         hook.load_state_dict(checkpoint.state)
-        _publish(hook, push)
     elif dp_rank == 0:
         checkpoint.save(hook.state_dict())
+    _publish(hook, push)  # engines may hold weights of an earlier launch
     dice = random.Random(f"{life}{dp_rank}")
     while True:
         with hook.next_batch(copy=dice.random() < 0.3) as batch:
