@@ -118,5 +118,6 @@ def test_a_checkpoint_that_waits_for_a_rank_in_its_step_names_it_at_the_limit(ri
         with run.attach(1, 2) as hook:
             step(hook, [], may_leave)
 
-    with rig(trainer={"stall_s": 1}) as run:
+    with rig(trainer={"stall_s": 2}) as run:
+        run.until(lambda: len(run.events("committed")) >= 4)
         assert side_by_side(lambda: quick(run), lambda: slow(run)) == []
