@@ -31,7 +31,7 @@ from benchmarks.host import host
 from fa_rollout.client import EnginePool
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import generate_body
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 PROMPT = np.arange(2, 258, dtype=np.int32)
 SAMPLING = {"max_new_tokens": 1 << 20, "temperature": 1.0, "top_p": 1.0}

@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fa_rollout.simulation import Outcome, Scenario, simulate
+from fa_rollout.simulation.model import simulate
+from fa_rollout.simulation.outcome import Outcome
+from fa_rollout.simulation.scenario import Scenario
 
 POLICIES = ("wait", "drop", "retry", "mask", "keep")
 BOUNDS = (1, 2, 4)

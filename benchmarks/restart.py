@@ -35,9 +35,9 @@ import psutil
 
 from benchmarks.host import host
 from benchmarks.launching import failure, words
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import EndOfData, TrainerHook
 
 GROUPS_PER_STEP, SAMPLES_PER_GROUP = 8, 4

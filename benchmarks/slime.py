@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
 FUNCTIONS = {
     "slime": "slime.rollout.fully_async_rollout.generate_rollout_fully_async",

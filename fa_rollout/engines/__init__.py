@@ -1,1 +1,1 @@
-"""Engines that sample: the embedded one, the scripted one, and a real SGLang server on the CPU."""
+"""Engines that sample: the embedded one, and a real SGLang server on the CPU."""

@@ -1,7 +1,7 @@
 """Engines on a virtual clock: slots, decoding, standing still.
 
 In: requests. Out: `started` when one gets a slot, `done` when it has all its tokens. Decoding is the fluid of
-the scripted engine: the requests of an engine share one progress.
+`decoder`: the requests of an engine share one progress.
 
 What is modelled: a decode rate a request and one an engine, a number of slots, a time to the first token,
 pauses. What is not: prompts that take their time from others, HTTP, Python.
@@ -15,7 +15,7 @@ from functools import partial
 
 import simpy
 
-from fa_rollout.engines.scripted.decoder import Decoder, Job
+from fa_rollout.simulation.decoder import Decoder, Decoding
 from fa_rollout.simulation.scenario import Scenario
 
 
@@ -28,7 +28,7 @@ class Request:
     length: int
     version: int = -1
     """Oldest that sampled a token of it."""
-    job: Job | None = None
+    job: Decoding | None = None
     engine: "Engine | None" = None
     is_over: bool = False
 
@@ -37,8 +37,8 @@ class Request:
 class Engine:
     """One engine: who has its slots, and how far they are."""
 
-    decoder: Decoder
-    requests: dict[Job, Request] = field(default_factory=dict)
+    decoder: Decoder[Decoding]
+    requests: dict[Decoding, Request] = field(default_factory=dict)
     num_taken: int = 0
     """Slots; a request has one before its first token."""
     timer: int = 0
@@ -137,7 +137,7 @@ class Engines:
         if request.is_over:
             return
         engine.decoder.advance(self._env.now)
-        job = Job(rid="", key=request.group, prompt_tokens=0, length=request.length, finish={})
+        job = Decoding(length=request.length)
         request.job = job
         engine.requests[job] = request
         engine.decoder.join(job)

@@ -11,7 +11,7 @@ from fa_rollout.config import ConfigError, load, to_dict
 from fa_rollout.verbs.configured import add_arguments, configuration, path, positive, seconds
 
 if TYPE_CHECKING:
-    from fa_rollout.simulation import Scenario
+    from fa_rollout.simulation.scenario import Scenario
 
 _STEPS = 60
 _MOST_TOKENS = 1 << 17
@@ -115,7 +115,7 @@ def scenario(options: argparse.Namespace) -> "Scenario":
     Raises:
         ConfigError: a file cannot be used, or a rule is broken.
     """
-    from fa_rollout.simulation import Scenario, lengths_of_file, lognormal_lengths
+    from fa_rollout.simulation.scenario import Scenario, lengths_of_file, lognormal_lengths
 
     base = Scenario()
     if options.like is not None:

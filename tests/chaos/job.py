@@ -17,9 +17,9 @@ from typing import Any, Literal, Self
 import msgspec
 import psutil
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
-from fa_rollout.engines.scripted.journal import Entry
 from fa_rollout.engines.tiny_model import write_tiny_model
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
+from tests.kit.scripted.journal import Entry
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "
 VOCAB_SIZE = 3 + len(CHARACTERS)

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from fa_rollout.engines.scripted import Rule
 from tests.chaos.job import FULL_OUTPUT, Job, Launch
 from tests.chaos.trouble import KINDS
+from tests.kit.scripted import Rule
 
 LEFTOVER_S = 15.0
 """From a launcher's end to the end of all that it started; most of it is for a busy machine."""

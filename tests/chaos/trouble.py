@@ -6,7 +6,7 @@ is changed is changed so that it can be found out.
 
 from typing import Any
 
-from fa_rollout.engines.scripted import Rule
+from tests.kit.scripted import Rule
 
 _HTML = "<html><body><h1>502 Bad Gateway</h1></body></html>"
 _BUSY = '{"object":"error","message":"The request queue is full.","type":"503","param":null,"code":503}'

@@ -19,8 +19,6 @@ import numpy as np
 from fa_rollout.data.order import epoch_order
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.engines.scripted import EOS_ID, expected_ids, sequence_key
-from fa_rollout.engines.scripted.journal import Entry
 from tests.chaos.job import (
     GROUPS_PER_STEP,
     NUM_PROMPTS,
@@ -31,6 +29,8 @@ from tests.chaos.job import (
 )
 from tests.chaos.trainer import NUM_RANKS
 from tests.chaos.user_code import HARMLESS, reward_of
+from tests.kit.scripted import EOS_ID, expected_ids, sequence_key
+from tests.kit.scripted.journal import Entry
 
 Trained = dict[str, Any]
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from fa_rollout.client import Completion, EnginePool, FailurePolicy
-from fa_rollout.engines.scripted import (
+from tests.kit.scripted import (
     Recorded,
     ScriptedEngine,
     expected_ids,

@@ -10,10 +10,10 @@ from unittest.mock import patch
 from fa_rollout.client.base.errors import ControlFailed, ControlUnanswered, FailureClass
 from fa_rollout.client.base.policy import classify_status
 from fa_rollout.client.engine.endpoints import Engine, HttpFailure
-from fa_rollout.engines.scripted import Script
-from fa_rollout.engines.scripted.server import EngineServer
-from fa_rollout.engines.scripted.wire import Exchange
 from tests.generator.virtual import VirtualLoop
+from tests.kit.scripted import Script
+from tests.kit.scripted.server import EngineServer
+from tests.kit.scripted.wire import Exchange
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from fa_rollout.client import Completion, EnginePool
 from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.requests import sender
 from fa_rollout.client.wire.decode import decode_reply
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask_many, run_with
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 
 def test_a_burst_of_work_passes_in_order_and_in_portions() -> None:

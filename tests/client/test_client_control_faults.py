@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fa_rollout.client import Completion, EnginePool
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.engines.scripted import Lengths, Rule, Script
-from fa_rollout.engines.scripted.server import EngineServer
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.turns.versions import VersionBook, parse_label, resolve_spans
 from fa_rollout.generator.updates.engine_updates import EngineUpdates
 from tests.client.local_engines import LocalEngines, run_virtually
+from tests.kit.scripted import Lengths, Rule, Script
+from tests.kit.scripted.server import EngineServer
 from trainer_hook import messages as m
 from trainer_hook.record import UNKNOWN_VERSION
 

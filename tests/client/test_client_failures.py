@@ -16,8 +16,8 @@ from fa_rollout.client import (
     RequestFailed,
     RequestRefused,
 )
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import PROMPT, ask, ask_many, assert_true, body, quick, run_with, sent, until
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 
 def faulty(*rules: Rule, **settings: Any) -> ScriptedEngine:

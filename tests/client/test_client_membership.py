@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
 from fa_rollout.client.base.errors import EngineUnavailable
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask, ask_many, assert_true, quick, run_with, sent, until
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 SLOW = Script(tokens_per_s=200.0, lengths=Lengths(tokens=100))
 LOADS = "/update_weights_from_disk"

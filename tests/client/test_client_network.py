@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.client import Balance, ClientError, Completion, EnginePool, RequestRefused
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask, ask_many, assert_true, quick, run_with, sent, until
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 QUICK_ANSWERS = Script(lengths=Lengths(tokens=8))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import ask, ask_many, assert_true, post, quick, run_with, sent, until
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 SLOW = Script(tokens_per_s=200.0, lengths=Lengths(tokens=100))
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from fa_rollout.client import EnginePool
 from fa_rollout.client.base.errors import ControlRefused
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook.messages import Probe
 from trainer_hook.model.index import ModelIndex
 from trainer_hook.model.probes import Probes

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fa_rollout.client import ControlFailed, EnginePool
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.client.client_kit import run_with, until
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 LOADS = "/update_weights_from_disk"
 

@@ -17,7 +17,7 @@ from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.engine.control import IN_PIECES
 from fa_rollout.client.engine.tensor_body import SLICE_BYTES, TensorFile
 from fa_rollout.client.fleet.weight_stream import EnginesLost
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook.messages import JoinGroup, TakeBroadcast
 
 TENSORS = "/update_weights_from_tensor"

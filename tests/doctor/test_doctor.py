@@ -20,9 +20,9 @@ from fa_rollout.config import Config, from_dict
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code
 from fa_rollout.doctor.outcome import Outcome, Status
-from fa_rollout.engines.scripted import Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
+from tests.kit.scripted import Script, ScriptedEngine
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "
 USER_CODE = """

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
 from tests.hub.rig import words
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from tests.launcher.processes import Launch
 
 pytestmark = pytest.mark.slow
@@ -142,14 +142,14 @@ def test_launched_engines_serve_a_run_and_one_that_dies_for_good_is_done_without
 ) -> None:
     script = {"vocab_size": SCRIPT.vocab_size, "tokens_per_s": 200.0, "lengths": {"tokens": 40}}
     body = json.dumps(script)[:-1] + ', "port": {port}}'
-    command = [sys.executable, "-m", "fa_rollout.engines.scripted", "--config", body]
+    command = [sys.executable, "-m", "tests.kit.scripted", "--config", body]
     run = start(
         engine={"tokenizer": str(tmp_path / "model")},
         launch={"server": "sglang", "command": command, "number": 2, "max_restarts": 0},
     )
     run.reached(3)
     run.look()
-    servers = [p for p in run.seen.values() if "fa_rollout.engines.scripted" in words(p)]
+    servers = [p for p in run.seen.values() if "tests.kit.scripted" in words(p)]
     servers = [p for p in servers if "fa_rollout.engines.supervisor" not in words(p)]
     assert len(servers) == 2
     servers[0].kill()

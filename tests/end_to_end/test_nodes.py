@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.ranks import environment
 from tests.hub.rig import NUM_PROMPTS, VOCAB_SIZE, Rig
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
 pytestmark = pytest.mark.slow
 

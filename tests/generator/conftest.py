@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from tests.client.client_kit import as_started
 from tests.generator.hub_end import VOCAB_SIZE
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
 NUM_TOKENS = 12
 

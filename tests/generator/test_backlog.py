@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine
 from tests.hub.rig import Rig
+from tests.kit.scripted import Lengths, ScriptedEngine
 from trainer_hook import GeneratorFailed
 from trainer_hook import messages as m
 

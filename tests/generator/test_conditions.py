@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Rule, ScriptedEngine
 from tests.generator.hub_end import HubEnd, run_tree
+from tests.kit.scripted import Rule, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

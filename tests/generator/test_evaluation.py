@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine, expected_ids, sequence_key
 from tests.generator.hub_end import VOCAB_SIZE
 from tests.hub.rig import WITH_SPARE, Rig
+from tests.kit.scripted import Lengths, ScriptedEngine, expected_ids, sequence_key
 from trainer_hook import EvaluationFailed, TrainerHook
 from trainer_hook import messages as m
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine, expected_experts
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.records.assemble import build_record
 from fa_rollout.generator.turns.extras import extended, extra_pieces
@@ -16,6 +15,7 @@ from fa_rollout.sample import Sample
 from shm.errors import DescriptorRefused
 from tests.generator.samples import identity, scored_sample
 from tests.hub.rig import Rig
+from tests.kit.scripted import Lengths, ScriptedEngine, expected_experts
 from trainer_hook.record import ExtraColumn, columns_of, schema_fingerprint
 
 Play = Callable[..., ScriptedEngine]

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, prompt_ids, run_tree
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Recorded, ScriptedEngine
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
+from tests.kit.scripted import Lengths, Recorded, ScriptedEngine
 from trainer_hook import messages as m
 
 

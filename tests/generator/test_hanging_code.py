@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from tests.hub.rig import Rig
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook import EndOfData
 
 Play = Callable[..., ScriptedEngine]

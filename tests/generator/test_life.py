@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine
 from tests.generator.hub_end import ROOT, HubEnd, run_tree
+from tests.kit.scripted import Lengths, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

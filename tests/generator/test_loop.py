@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from tests.generator.conftest import NUM_TOKENS
 from tests.generator.hub_end import LINEAGE, HubEnd, prompt_ids, run_tree, text_ids
 from tests.generator.truth import assert_is_the_engines
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

@@ -11,15 +11,6 @@ import numpy as np
 import pytest
 
 from fa_rollout.client import EnginePool, EngineUnavailable, FailurePolicy, RequestRefused
-from fa_rollout.engines.scripted import (
-    EOS_ID,
-    Lengths,
-    Rule,
-    ScriptedEngine,
-    expected_ids,
-    expected_logprobs,
-    sequence_key,
-)
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.turns.ending import Ends
@@ -30,6 +21,15 @@ from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import FinishReason, VersionSpan
 from tests.generator.conftest import NUM_TOKENS
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE
+from tests.kit.scripted import (
+    EOS_ID,
+    Lengths,
+    Rule,
+    ScriptedEngine,
+    expected_ids,
+    expected_logprobs,
+    sequence_key,
+)
 from trainer_hook.messages import Assignment
 
 PROMPT = np.arange(3, 23, dtype=np.int32)

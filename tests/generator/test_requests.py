@@ -11,7 +11,6 @@ import pytest
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.wire.completion import Completion
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine, expected_ids, sequence_key
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import Job
@@ -21,6 +20,7 @@ from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.sample import FinishReason
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.hub.rig import Rig
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine, expected_ids, sequence_key
 from trainer_hook import messages as m
 from trainer_hook.record import VersionSpan
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fa_rollout.client.engine.control import IN_PIECES
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from tests.generator.hub_end import LINEAGE, HubEnd, run_tree
 from tests.generator.test_updates import true_spans, under_way
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import ConfigError, from_dict
-from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.generator.startup import Parts, open_parts
 from shm.segment import Segment
 from tests.generator.hub_end import LINEAGE, ROOT, run_tree
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook.messages import Resume
 
 Play = Callable[..., ScriptedEngine]

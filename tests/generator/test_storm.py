@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from tests.generator.hub_end import LINEAGE, HubEnd, run_tree, write_prompts
 from tests.generator.truth import assert_is_the_engines
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

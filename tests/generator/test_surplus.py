@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine
 from fa_rollout.hub.flow.admission import Load, Window, credit
 from fa_rollout.hub.flow.composition import Close, Ready, Rules, Running, Wait, compose, hopeless
 from tests.hub.rig import Rig, add_up
+from tests.kit.scripted import Lengths, ScriptedEngine
 
 Play = Callable[..., ScriptedEngine]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import ConfigError
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.generator.updates.engine_updates import pause_mode
 from tests.client.client_kit import post
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, HubEnd, run_tree
 from tests.generator.truth import Spans, assert_is_the_engines
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

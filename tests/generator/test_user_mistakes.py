@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from tests.generator.hub_end import HubEnd, run_tree
 from tests.generator.test_evaluation import make_rig
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook import messages as m
 
 Play = Callable[..., ScriptedEngine]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fa_rollout.engines.scripted import EOS_ID, expected_ids, expected_logprobs, sequence_key
 from tests.generator.hub_end import LINEAGE, VOCAB_SIZE, Group, prompt_ids
+from tests.kit.scripted import EOS_ID, expected_ids, expected_logprobs, sequence_key
 
 Spans = list[tuple[int, int]]
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from tests.hub.rig import VOCAB_SIZE, Rig
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
 
 @pytest.fixture(scope="module")

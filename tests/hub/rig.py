@@ -16,11 +16,11 @@ from typing import Any, Self
 import msgspec
 import psutil
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from shm.channel import Channel
 from shm.errors import ChannelClosed
 from tests.client.client_kit import as_started
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook import messages as m
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.hub.flow.books import Books, Place
 from fa_rollout.hub.flow.flow import Step
 from fa_rollout.hub.state.delivery import Terms, cut, remainder
 from tests.hub.rig import VOCAB_SIZE, Rig, add_up
 from tests.hub.test_books import commit_message, stream
 from tests.hub.test_ranks import side_by_side
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook.errors import UnsplittableBatch
 
 MakeRig = Callable[..., Rig]

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from tests.hub.rig import VOCAB_SIZE, Rig, add_up
 from tests.hub.test_ranks import side_by_side
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook.calls.checkpoint import KEPT
 from trainer_hook.calls.kept import KeptPartial, KeptRecord, index_of, read, unpack

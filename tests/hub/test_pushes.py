@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from fa_rollout.client.engine.control import IN_PIECES
-from fa_rollout.engines.scripted import Rule, ScriptedEngine
 from tests.hub.rig import WITH_SPARE, Rig
+from tests.kit.scripted import Rule, ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook.errors import WeightsMismatch, WeightUpdateFailed
 from trainer_hook.model.index import ModelIndex

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import ConfigError
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.hub.flow import replay
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig, add_up
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook.errors import UnsplittableBatch
 
 MakeRig = Callable[..., Rig]

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from shm.channel import Channel
 from shm.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused
 from tests.hub.rig import Rig
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.hub.rig import CHARACTERS, VOCAB_SIZE, Rig, add_up
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook.errors import HookStateError, Stalled
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from fa_rollout.hub.state.membership import Roster
 from fa_rollout.launcher.running import Running, observe
 from tests.hub.rig import VOCAB_SIZE, Rig
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Query, Refused, Reply
 
 

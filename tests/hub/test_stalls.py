@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from tests.hub.rig import VOCAB_SIZE, Rig
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook.errors import Stalled
 
 MakeRig = Callable[..., Rig]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from fa_rollout.engines.scripted import ScriptedEngine
 from tests.client.client_kit import post, sent
 from tests.hub.rig import Rig
+from tests.kit.scripted import ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook.errors import HookError, Stalled
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from fa_rollout.engines.scripted.handle import ScriptedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.toml import written
 from tests.hub.rig import merged, words
+from tests.kit.scripted.handle import ScriptedEngine
 
 DEADLINE_S = 30.0
 

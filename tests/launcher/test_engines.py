@@ -15,7 +15,7 @@ from fa_rollout.config import Config, from_dict
 from fa_rollout.launcher.engines import Engines
 from tests.hub.rig import words
 
-SERVE = [sys.executable, "-m", "fa_rollout.engines.scripted", "--config"]
+SERVE = [sys.executable, "-m", "tests.kit.scripted", "--config"]
 ENGINE = [*SERVE, '{"port": {port}}']
 ROUTER = [sys.executable, "-c"]
 ROUTER += [
@@ -23,7 +23,7 @@ ROUTER += [
 import json, subprocess, sys
 port, *urls = sys.argv[1:]
 script = {"port": int(port), "workers": urls}
-command = [sys.executable, "-m", "fa_rollout.engines.scripted", "--config", json.dumps(script)]
+command = [sys.executable, "-m", "tests.kit.scripted", "--config", json.dumps(script)]
 sys.exit(subprocess.call(command))
 """
 ]

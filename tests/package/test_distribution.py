@@ -71,6 +71,13 @@ def test_wheel_is_the_packages_and_nothing_else(built: Path) -> None:
     found = {name for name in names if ".dist-info/" not in name}
     assert found == wanted
     assert {f"{name}/py.typed" for name in PACKAGES} <= found
+    assert {PurePosixPath(name).parts[0] for name in found} == {*PACKAGES}, "tests and their kits stay out"
+
+
+def test_product_names_no_test_equipment() -> None:
+    """Not in an import, and not as a module that is started by its name."""
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        assert not re.search(r"\btests[./]\w|\bpytest\b", path.read_text(encoding="utf-8")), path
 
 
 def test_wheel_tells_its_terms_and_its_needs(built: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
 from fa_rollout.generator.records.sample_log import FLUSH_S
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import TrainerHook
 
 NUM_STEPS, GROUPS_PER_STEP, SAMPLES_PER_GROUP = 8, 4, 4

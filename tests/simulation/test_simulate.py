@@ -11,9 +11,10 @@ import pytest
 
 from fa_rollout.cli import main, parser
 from fa_rollout.config import ConfigError, from_dict, to_dict
-from fa_rollout.simulation import Scenario, lengths_of_file, lognormal_lengths, recorded_lengths, simulate
+from fa_rollout.simulation.model import simulate
 from fa_rollout.simulation.outcome import quantile
 from fa_rollout.simulation.recorded import scenario_of
+from fa_rollout.simulation.scenario import Scenario, lengths_of_file, lognormal_lengths, recorded_lengths
 from fa_rollout.simulation.sweep import NAMES, parse
 
 FLAT = recorded_lengths([[1000]])

@@ -6,7 +6,10 @@ import itertools
 import pytest
 from rich.console import Console
 
-from fa_rollout.simulation import Outcome, Scenario, simulate, sweep, table
+from fa_rollout.simulation import sweep, table
+from fa_rollout.simulation.model import simulate
+from fa_rollout.simulation.outcome import Outcome
+from fa_rollout.simulation.scenario import Scenario
 
 SWEEP = [
     (policy, partial, interval, eta, rejection)

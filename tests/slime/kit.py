@@ -16,8 +16,8 @@ from slime.rollout.data_source import DataSource
 from slime.utils.types import Sample
 
 import fa_rollout
-from fa_rollout.engines.scripted import ScriptedEngine, expected_ids, expected_logprobs, sequence_key
 from tests.generator.hub_end import VOCAB_SIZE, write_model
+from tests.kit.scripted import ScriptedEngine, expected_ids, expected_logprobs, sequence_key
 
 CODE = "tests.slime.user_code"
 

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Rule, ScriptedEngine
 from fa_rollout.slime import rollout
 from tests.generator.hub_end import VOCAB_SIZE
+from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from tests.slime.conftest import ROOT, STANDIN
 from tests.slime.kit import (
     CODE,

@@ -9,7 +9,8 @@ import pytest
 
 import fa_rollout
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.engines.scripted import (
+from tests.generator.hub_end import VOCAB_SIZE
+from tests.kit.scripted import (
     Lengths,
     ScriptedEngine,
     expected_experts,
@@ -17,7 +18,6 @@ from fa_rollout.engines.scripted import (
     ids_of_text,
     sequence_key,
 )
-from tests.generator.hub_end import VOCAB_SIZE
 from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, train_async
 
 Engines = Callable[..., tuple[list[ScriptedEngine], str]]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, ScriptedEngine
+from tests.kit.scripted import Lengths, ScriptedEngine
 from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, flat, train_async
 
 Engines = Callable[..., tuple[list[ScriptedEngine], str]]

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from fa_rollout.engines.scripted import ScriptedEngine
+from tests.kit.scripted import ScriptedEngine
 
 T = TypeVar("T")
 

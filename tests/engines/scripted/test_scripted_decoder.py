@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_rollout.engines.scripted import Lengths, Rule, expected_ids, expected_logprobs, sequence_key
-from fa_rollout.engines.scripted.decoder import Decoder, Job
-from fa_rollout.engines.scripted.faults import Faults
-from fa_rollout.engines.scripted.lengths import length_source
-from fa_rollout.engines.scripted.oracle import PERIOD
-from fa_rollout.engines.scripted.render import answer
+from fa_rollout.simulation.decoder import Decoder
+from tests.kit.scripted import Lengths, Rule, expected_ids, expected_logprobs, sequence_key
+from tests.kit.scripted.faults import Faults
+from tests.kit.scripted.job import Job
+from tests.kit.scripted.lengths import length_source
+from tests.kit.scripted.oracle import PERIOD
+from tests.kit.scripted.render import answer
 
 
 def job(length: int) -> Job:

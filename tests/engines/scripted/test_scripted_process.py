@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Rule, Script, ScriptedEngine
-from fa_rollout.engines.scripted.journal import Entry
 from tests.engines.scripted.scripted_kit import Plain, request, run_with
+from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
+from tests.kit.scripted.journal import Entry
 
 QUICK_ANSWERS = Script(lengths=Lengths(tokens=8))
 
@@ -82,7 +82,7 @@ def test_a_router_that_retries_does_so_under_the_same_id() -> None:
 
 _PARENT = """
 import subprocess, sys, os
-command = [sys.executable, "-m", "fa_rollout.engines.scripted", "--parent-pid", str(os.getpid())]
+command = [sys.executable, "-m", "tests.kit.scripted", "--parent-pid", str(os.getpid())]
 child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 print(child.pid, flush=True)

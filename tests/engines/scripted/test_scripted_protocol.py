@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fa_rollout.engines.scripted import EOS_ID, Lengths, Rule, Script, ScriptedEngine
 from tests.engines.scripted.scripted_kit import PROMPT, Plain, request, run_with
+from tests.kit.scripted import EOS_ID, Lengths, Rule, Script, ScriptedEngine
 
 SLOW = Script(tokens_per_s=400.0, lengths=Lengths(tokens=200))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from tests.slime.real.checkout import write_model
 
 

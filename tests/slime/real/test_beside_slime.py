@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.scripted import Lengths, Script, ScriptedEngine
+from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from tests.slime.real.checkout import HERE, PYTHON, environment, needs_checkout, options
 
 pytestmark = needs_checkout

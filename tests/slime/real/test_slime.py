@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from fa_rollout.engines.scripted import Script, ScriptedEngine
+from tests.kit.scripted import Script, ScriptedEngine
 from tests.slime.real.checkout import HERE, PYTHON, SLIME, environment, needs_checkout, options
 
 BATCH, NUM_SAMPLES = 4, 2

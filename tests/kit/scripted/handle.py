@@ -6,13 +6,16 @@ import select
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from fa_rollout.engines.scripted.script import ADMIN_PREFIX, Recorded, Script
+from tests.kit.scripted.script import ADMIN_PREFIX, Recorded, Script
 
+_ROOT = Path(__file__).parents[3]
+"""The folder of `tests`, which is not installed."""
 _START_S = 30.0
 _STOP_S = 5.0
 
@@ -39,9 +42,11 @@ class ScriptedEngine:
             RuntimeError: the process ended before it was ready.
         """
         script = msgspec.structs.replace(script or Script(), **settings)
-        command = [sys.executable, "-m", "fa_rollout.engines.scripted"]
+        command = [sys.executable, "-m", "tests.kit.scripted"]
         command += ["--config", msgspec.json.encode(script).decode(), "--parent-pid", str(os.getpid())]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment)
         engine = cls(process, "")
         assert process.stdout is not None, "stdout is a pipe"
         is_readable, _, _ = select.select([process.stdout], [], [], _START_S)

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fa_rollout.engines.scripted.script import ADMIN_PREFIX, Recorded, Script
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted.script import ADMIN_PREFIX, Recorded, Script
+from tests.kit.scripted.wire import Exchange
 
 
 class Server(Protocol):

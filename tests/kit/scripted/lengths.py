@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
-from fa_rollout.engines.scripted.script import Lengths
+from tests.kit.scripted.script import Lengths
 
 
 def length_source(lengths: Lengths) -> Callable[[], int]:

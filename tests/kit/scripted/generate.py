@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fa_rollout.engines.scripted import render
-from fa_rollout.engines.scripted.core import Core
-from fa_rollout.engines.scripted.decoder import Job
-from fa_rollout.engines.scripted.oracle import EOS_ID, expected_experts, expected_kept, sequence_key
-from fa_rollout.engines.scripted.script import Rule, Script
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted import render
+from tests.kit.scripted.core import Core
+from tests.kit.scripted.job import Job
+from tests.kit.scripted.oracle import EOS_ID, expected_experts, expected_kept, sequence_key
+from tests.kit.scripted.script import Rule, Script
+from tests.kit.scripted.wire import Exchange
 
 _SAMPLING_KEYS = frozenset(
     {

@@ -1,4 +1,4 @@
-"""The scripted engine's process: `python -m fa_rollout.engines.scripted --config JSON`.
+"""The scripted engine's process: `python -m tests.kit.scripted --config JSON`.
 
 Prints one JSON line `{"url": ...}` on stdout when it is ready. Ends with its parent, by SIGTERM or by a rule.
 """
@@ -11,11 +11,11 @@ import sys
 
 import msgspec
 
-from fa_rollout.engines.scripted.admin import Front, Server
-from fa_rollout.engines.scripted.script import Script
-from fa_rollout.engines.scripted.server import EngineServer
-from fa_rollout.engines.scripted.wire import Connection
 from shm.liveness import ParentWatch
+from tests.kit.scripted.admin import Front, Server
+from tests.kit.scripted.script import Script
+from tests.kit.scripted.server import EngineServer
+from tests.kit.scripted.wire import Connection
 
 
 async def _serve(script: Script, parent_pid: int | None) -> None:
@@ -47,7 +47,7 @@ async def _serve(script: Script, parent_pid: int | None) -> None:
 def _server_of(script: Script) -> Server:
     if not script.workers:
         return EngineServer(script)
-    from fa_rollout.engines.scripted.router import (
+    from tests.kit.scripted.router import (
         RouterServer,
     )  # an HTTP client: a third of the start-up time
 
@@ -65,7 +65,7 @@ def _listener(script: Script) -> socket.socket:
 
 def main() -> None:
     """Run until told to stop."""
-    parser = argparse.ArgumentParser(prog="fa_rollout.engines.scripted", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.kit.scripted", description=__doc__)
     parser.add_argument("--config", default="{}", help="a Script as JSON")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     arguments = parser.parse_args()

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fa_rollout.engines.scripted.decoder import Job
-from fa_rollout.engines.scripted.oracle import (
+from tests.kit.scripted.job import Job
+from tests.kit.scripted.oracle import (
     EOS_ID,
     PERIOD,
     logprobs_table,
@@ -19,8 +19,8 @@ from fa_rollout.engines.scripted.oracle import (
     tokens_table,
     version_shift,
 )
-from fa_rollout.engines.scripted.script import Rule
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted.script import Rule
+from tests.kit.scripted.wire import Exchange
 
 _WORDS = 'so the answer is "42", na\u00efvely; '
 

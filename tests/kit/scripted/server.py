@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.engines.scripted import render
-from fa_rollout.engines.scripted.core import Core
-from fa_rollout.engines.scripted.decoder import Job
-from fa_rollout.engines.scripted.faults import Faults
-from fa_rollout.engines.scripted.generate import Request, Streams, check, jobs_of, meta_of
-from fa_rollout.engines.scripted.journal import Journal
-from fa_rollout.engines.scripted.lengths import length_source
-from fa_rollout.engines.scripted.oracle import ids_of_text
-from fa_rollout.engines.scripted.script import Recorded, Rule, Script
-from fa_rollout.engines.scripted.weights import Weights
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted import render
+from tests.kit.scripted.core import Core
+from tests.kit.scripted.faults import Faults
+from tests.kit.scripted.generate import Request, Streams, check, jobs_of, meta_of
+from tests.kit.scripted.job import Job
+from tests.kit.scripted.journal import Journal
+from tests.kit.scripted.lengths import length_source
+from tests.kit.scripted.oracle import ids_of_text
+from tests.kit.scripted.script import Recorded, Rule, Script
+from tests.kit.scripted.weights import Weights
+from tests.kit.scripted.wire import Exchange
 
 _RECORDED = 200_000
 _DECODE_GENERATE = msgspec.json.Decoder(Request).decode

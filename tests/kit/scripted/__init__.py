@@ -1,7 +1,7 @@
 """An engine that plays faults, latencies and length traces, for tests and benchmarks; it runs no model."""
 
-from fa_rollout.engines.scripted.handle import ScriptedEngine
-from fa_rollout.engines.scripted.oracle import (
+from tests.kit.scripted.handle import ScriptedEngine
+from tests.kit.scripted.oracle import (
     EOS_ID,
     expected_experts,
     expected_ids,
@@ -10,7 +10,7 @@ from fa_rollout.engines.scripted.oracle import (
     ids_of_text,
     sequence_key,
 )
-from fa_rollout.engines.scripted.script import Lengths, Recorded, Rule, Script
+from tests.kit.scripted.script import Lengths, Recorded, Rule, Script
 
 __all__ = [
     "EOS_ID",

@@ -6,47 +6,27 @@ progress p has made `progress - p` tokens; the next to finish is the top of a he
 
 import heapq
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Job:
-    """One request of the engine."""
+class Decoding:
+    """One request of an engine."""
 
-    rid: str
-    key: int
-    prompt_tokens: int
     length: int
     """Output tokens that it will have when nothing interferes."""
-    finish: dict[str, Any]
-    """The finish reason it will have then."""
-    spans: list[tuple[str, int]] = field(default_factory=list)
-    """(label, end) of the versions so far, without the one that samples now."""
     made_before: int = 0
     """Tokens made before it was retracted."""
     joined_at: float | None = None
     """Progress when it began to run; None while it does not."""
-    is_running: bool = False
     is_over: bool = False
-    is_abort_pending: bool = False
-    is_abort_sent: bool = False
-    """Newer engines pass on the first abort of an id only."""
-    num_retractions: int = 0
-    started_s: float = 0.0
-    is_streamed: bool = False
-    tells_experts: bool = False
-    tells_kept: bool = False
-    """The ids of each token's nucleus."""
-    rule: Any = None
-    """The fault that it meets."""
-    drops_in_middle: bool = False
-    exchange: Any = None
-    group: "Any" = None
-    """What collects the answers of one request with n > 1."""
 
 
-class Decoder:
+_DecodingT = TypeVar("_DecodingT", bound=Decoding)
+
+
+class Decoder(Generic[_DecodingT]):
     """The running requests and their common progress."""
 
     def __init__(self, tokens_per_s: float, total_tokens_per_s: float) -> None:
@@ -56,7 +36,7 @@ class Decoder:
         self._progress = 0.0
         self._time = 0.0
         self._is_frozen = False
-        self._heap: list[tuple[float, int, Job]] = []
+        self._heap: list[tuple[float, int, _DecodingT]] = []
         self._pushes = 0
 
     def advance(self, now: float) -> None:
@@ -65,21 +45,21 @@ class Decoder:
             self._progress += self._rate() * (now - self._time)
         self._time = now
 
-    def join(self, job: Job) -> None:
+    def join(self, job: _DecodingT) -> None:
         """A request begins to decode."""
         job.joined_at = self._progress
         self.num_running += 1
         self._pushes += 1
         heapq.heappush(self._heap, (self._progress + job.length - job.made_before, self._pushes, job))
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: _DecodingT) -> None:
         """A request stops decoding; what it has made is kept in `made_before`."""
         if job.joined_at is not None:
             job.made_before = self.made(job)
             job.joined_at = None
             self.num_running -= 1
 
-    def made(self, job: Job) -> int:
+    def made(self, job: _DecodingT) -> int:
         """Tokens that a request has made."""
         if job.joined_at is None:
             return job.made_before
@@ -93,7 +73,7 @@ class Decoder:
         """Progress again."""
         self._is_frozen = False
 
-    def finished(self) -> list[Job]:
+    def finished(self) -> list[_DecodingT]:
         """Requests that have all their tokens; they leave."""
         done = []
         while self._heap and (self._is_stale() or self._heap[0][0] <= self._progress + 1e-6):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fa_rollout.engines.scripted.script import Rule
+from tests.kit.scripted.script import Rule
 
 
 class Faults:

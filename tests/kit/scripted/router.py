@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fa_rollout.engines.scripted.faults import Faults
-from fa_rollout.engines.scripted.script import Recorded, Script
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted.faults import Faults
+from tests.kit.scripted.script import Recorded, Script
+from tests.kit.scripted.wire import Exchange
 
 _KEPT = frozenset(
     {

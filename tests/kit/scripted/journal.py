@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.engines.scripted.decoder import Job
+from tests.kit.scripted.job import Job
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

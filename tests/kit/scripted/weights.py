@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.engines.scripted.core import Core
-from fa_rollout.engines.scripted.float_rows import first_rows
-from fa_rollout.engines.scripted.wire import Exchange
+from tests.kit.scripted.core import Core
+from tests.kit.scripted.float_rows import first_rows
+from tests.kit.scripted.wire import Exchange
 
 Route = Callable[[Exchange, dict[str, Any]], None]
 

@@ -10,9 +10,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from fa_rollout.engines.scripted import render
-from fa_rollout.engines.scripted.decoder import Decoder, Job
-from fa_rollout.engines.scripted.script import Script
+from fa_rollout.simulation.decoder import Decoder
+from tests.kit.scripted import render
+from tests.kit.scripted.job import Job
+from tests.kit.scripted.script import Script
 
 _QUEUE_CUT = 50
 """SGLang reports the output of an unstreamed request in steps of this many tokens."""
@@ -29,7 +30,7 @@ class Core:
         """Called with job, finish reason, tokens made, and whether it was aborted in the queue."""
         self.label = script.weight_version
         self.pause_mode: str | None = None
-        self.decoder = Decoder(script.tokens_per_s, script.total_tokens_per_s)
+        self.decoder: Decoder[Job] = Decoder(script.tokens_per_s, script.total_tokens_per_s)
         self.running: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
         self.door: list[Job] = []
