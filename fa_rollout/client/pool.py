@@ -285,6 +285,8 @@ class EnginePool:
         try:
             return await self._sender.deliver(call)
         finally:
+            if call.trouble is not None:
+                call.trouble.end()
             del self._calls[rid]
             if not self._calls:
                 self._last_call_ended.set()

@@ -91,19 +91,24 @@ class RemoteReward:
         """
         body = msgspec.json.encode(_described(given))
         trouble: Trouble | None = None
-        while True:
-            with deadline.paused():
-                await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()) * random.uniform(1.0, 1.5))
-            try:
-                answer = await self._once(body)
-            except _Condition as condition:
-                trouble = self._bear(trouble, condition)
-            else:
-                self._patience.answered(time.monotonic())
-                return answer
-            deadline.renew()
-            with deadline.paused():
-                await asyncio.sleep(_backoff_s(trouble.num_failures))
+        try:
+            while True:
+                with deadline.paused():
+                    rest_s = max(0.0, self._rests_until - time.monotonic())
+                    await asyncio.sleep(rest_s * random.uniform(1.0, 1.5))
+                try:
+                    answer = await self._once(body)
+                except _Condition as condition:
+                    trouble = self._bear(trouble, condition)
+                else:
+                    self._patience.answered(time.monotonic())
+                    return answer
+                deadline.renew()
+                with deadline.paused():
+                    await asyncio.sleep(_backoff_s(trouble.num_failures))
+        finally:
+            if trouble is not None:
+                trouble.end()
 
     async def _once(self, body: bytes) -> Any:
         try:

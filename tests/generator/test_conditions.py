@@ -1,5 +1,6 @@
 """A server's condition fails no group; one that lasts ends the run in the server's name."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,3 +40,22 @@ def test_a_server_that_answers_nobody_for_longer_ends_the_run_by_its_name(tmp_pa
     assert told.error == "EngineUnavailable"
     assert engine.url in told.text
     assert "503 busy" in told.text
+
+
+def test_a_group_that_is_refused_while_others_are_answered_spends_none_of_its_time(
+    tmp_path: Path, play: Play
+) -> None:
+    engine = play()
+    tree = run_tree(tmp_path, engine.url, rollout={"group_timeout_s": 1.0})
+    with HubEnd(tree) as hub:
+        hub.wait_for(m.GeneratorReady)
+        play(rules=[Rule(rid="g7.0", status=429, body="busy", retry_after_s=0)])
+        hub.issue(7)
+        until_s, num_others = time.monotonic() + 2.5, 0
+        while time.monotonic() < until_s:
+            hub.issue(0, attempt=num_others)
+            num_others += 1
+            assert 7 not in hub.answers(num_others)
+        play(rules=[])
+        answers = hub.answers(num_others + 1)
+    assert all(isinstance(answer, m.Commit) for answer in answers.values())

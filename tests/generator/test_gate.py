@@ -1,9 +1,11 @@
 """Gates: named holds, and deadlines whose clock stands still while a gate is closed."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from fa_rollout.client.base.patience import Patience
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
 
@@ -113,3 +115,36 @@ def test_time_in_which_a_gate_is_frozen_does_not_count_though_work_passes() -> N
 
     with pytest.raises(SampleFailed):
         asyncio.run(asyncio.wait_for(scenario(), 5))
+
+
+def test_a_group_whose_request_waits_for_its_next_try_spends_no_time_though_others_are_answered() -> None:
+    async def scenario() -> None:
+        gate, patience = Gate(), Patience(60.0)
+        patience.on_change = partial(gate.freeze, "engines")
+        async with gate.deadline(0.05):
+            trouble = patience.met(None, 0.0)
+            patience.answered(0.1)  # another group's request
+            assert not gate.stops_clocks
+            await asyncio.sleep(0.1)
+            trouble.end()
+            await asyncio.sleep(10)
+
+    with pytest.raises(SampleFailed):
+        asyncio.run(asyncio.wait_for(scenario(), 5))
+
+
+def test_trouble_of_one_group_stops_no_other_groups_clock() -> None:
+    async def waits(gate: Gate, patience: Patience) -> None:
+        async with gate.deadline(0.05):
+            patience.met(None, 0.0)
+            await asyncio.sleep(0.3)
+
+    async def scenario() -> None:
+        gate, patience = Gate(), Patience(60.0)
+        waiting = asyncio.create_task(waits(gate, patience))
+        with pytest.raises(SampleFailed):
+            async with gate.deadline(0.1):
+                await asyncio.sleep(10)
+        await waiting
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))

@@ -10,7 +10,8 @@ gives it up. Time does, and who else was answered meanwhile says what is at faul
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 _TRIES, _ANSWERED, _LEAST_S = 8, 64, 60.0
@@ -27,15 +28,35 @@ class Blame(StrEnum):
     REQUEST = "request"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Trouble:
-    """The failures that one request has met, none of which is its own."""
+    """The failures that one request has met, none of which is its own.
+
+    Open from a failure until `end`; the listener of the context that it began in learns of both.
+    """
 
     since_s: float
     last_s: float
     num_answered: int
     """Requests that were answered before the first of them."""
     num_failures: int = 0
+    _listener: "TroubleListener | None" = field(default_factory=lambda: TROUBLE_LISTENER.get())
+
+    def begin(self) -> None:
+        """The request waits for a server that does not serve it."""
+        if self._listener is not None:
+            self._listener(self, True)
+
+    def end(self) -> None:
+        """The request was answered, was given up, or met a failure of its own; idempotent."""
+        if self._listener is not None:
+            self._listener(self, False)
+
+
+TroubleListener = Callable[[Trouble, bool], None]
+
+TROUBLE_LISTENER: ContextVar[TroubleListener | None] = ContextVar("TROUBLE_LISTENER", default=None)
+"""Learns of the troubles of all requests that are sent in this context: those of one group."""
 
 
 class Patience:
@@ -64,9 +85,12 @@ class Patience:
             self.on_change(True)
         # One that was at work for so long in between was not refused all the time.
         if trouble is None or now_s - trouble.last_s > max(_LEAST_S, self.limit_s / 2):
+            if trouble is not None:
+                trouble.end()
             trouble = Trouble(since_s=now_s, last_s=now_s, num_answered=self._num_answered)
         trouble.num_failures += 1
         trouble.last_s = now_s
+        trouble.begin()
         return trouble
 
     def blame(self, trouble: Trouble, now_s: float, *, is_suspect: bool) -> Blame:

@@ -67,6 +67,8 @@ class Retries:
             return 0.0
         if kind is FailureClass.SILENCE:
             call.num_silent += 1
+            if call.trouble is not None:
+                call.trouble.end()  # its time counts: this one did not ask for another try
             if call.num_silent >= self.policy.max_attempts:
                 raise RequestTimedOut(text) from failure
             return backoff_s(self.policy, kind, call.num_silent, random.random())

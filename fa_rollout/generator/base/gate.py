@@ -1,13 +1,14 @@
 """A gate with named holds: work passes while nobody holds it.
 
-Invariant: the time that a gate stands closed or frozen never counts against a deadline that was taken from
-it, for a long block by an engine that someone paused, or that answers nobody, is no failure of the request.
+Invariant: the time that a gate is closed or frozen never counts against a deadline that was taken from it:
+a long wait for an engine that someone paused, or that answers no request, is no failure of the request.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
 
+from fa_rollout.client.base.patience import TROUBLE_LISTENER, Trouble
 from fa_rollout.generator.base.errors import SampleFailed
 
 
@@ -19,9 +20,7 @@ class Gate:
         self._opened = asyncio.Event()
         self._opened.set()
         self._on_open = on_open
-        self._left_s: dict[asyncio.Timeout, float] = {}
-        """What is left of each deadline, while the gate is closed."""
-        self._clocks: set[asyncio.Timeout] = set()
+        self._deadlines: set[GateDeadline] = set()
         self._frozen: set[str] = set()
 
     @property
@@ -37,7 +36,7 @@ class Gate:
         """Close for this reason; idempotent."""
         self._holds.add(reason)
         self._opened.clear()
-        self._stop_all()
+        self._set_clocks()
 
     def release(self, reason: str) -> None:
         """Take this reason back; idempotent."""
@@ -45,63 +44,83 @@ class Gate:
         if self._holds or self._opened.is_set():
             return
         self._opened.set()
-        self._go_on()
+        self._set_clocks()
         self._on_open()
 
     def freeze(self, reason: str, is_frozen: bool) -> None:
-        """Deadlines stand still though work passes: what it is passed to works for nobody; idempotent."""
-        if is_frozen:
-            self._frozen.add(reason)
-            self._stop_all()
-        else:
-            self._frozen.discard(reason)
-            self._go_on()
+        """Stop every deadline's clock while work still passes, because no request is answered; idempotent."""
+        (self._frozen.add if is_frozen else self._frozen.discard)(reason)
+        self._set_clocks()
 
     @property
-    def _stands_still(self) -> bool:
+    def stops_clocks(self) -> bool:
+        """Whether no deadline runs now."""
         return bool(self._holds or self._frozen)
 
-    def _go_on(self) -> None:
-        if self._stands_still:
-            return
-        now = asyncio.get_running_loop().time()
-        for clock, left_s in self._left_s.items():
-            clock.reschedule(now + left_s)
-        self._left_s.clear()
+    def _set_clocks(self) -> None:
+        for deadline in self._deadlines:
+            deadline.set_clock()
 
     async def passed(self) -> None:
         """Return once it is open."""
         while self._holds:
             await self._opened.wait()
 
-    @asynccontextmanager
-    async def deadline(self, seconds: float | None) -> AsyncIterator[None]:
-        """A timeout whose clock stands still while the gate is closed; `None`: no timeout.
+    def deadline(self, seconds: float | None) -> "GateDeadline":
+        """A timeout whose clock stops while the gate is closed or frozen; `None`: no timeout."""
+        return GateDeadline(self, self._deadlines, seconds)
 
+
+class GateDeadline:
+    """An async context manager that ends its body after some time of work.
+
+    Its clock also stops while a request of the body meets server trouble: other requests may be answered
+    while this one still waits for its next try.
+    """
+
+    def __init__(self, gate: Gate, others: "set[GateDeadline]", seconds: float | None) -> None:
+        self._gate = gate
+        self._others = others
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(seconds)
+        self._left_s: float | None = None
+        """While its clock is stopped."""
+        self._troubles: set[Trouble] = set()
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._others.add(self)
+        self._token = TROUBLE_LISTENER.set(self.on_trouble)
+        self.set_clock()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
         Raises:
             SampleFailed: the body took longer.
         """
-        clock = asyncio.timeout(seconds)
+        self._others.discard(self)
+        TROUBLE_LISTENER.reset(self._token)
         try:
-            async with clock:
-                self._clocks.add(clock)
-                if self._stands_still:
-                    self._stop(clock)
-                yield
+            await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            if not clock.expired():
-                raise
-            raise SampleFailed(f"deadline: not done within {seconds:g} s") from None
-        finally:
-            self._clocks.discard(clock)
-            self._left_s.pop(clock, None)
+            raise SampleFailed(f"deadline: not done within {self._seconds:g} s") from None
 
-    def _stop_all(self) -> None:
-        for clock in self._clocks:
-            self._stop(clock)
+    def on_trouble(self, trouble: Trouble, is_open: bool) -> None:
+        """A request of the body met server trouble, or it is over; idempotent."""
+        (self._troubles.add if is_open else self._troubles.discard)(trouble)
+        self.set_clock()
 
-    def _stop(self, clock: asyncio.Timeout) -> None:
-        when = clock.when()
-        if when is not None and not clock.expired():
-            self._left_s[clock] = when - asyncio.get_running_loop().time()
-            clock.reschedule(None)
+    def set_clock(self) -> None:
+        """Stop the clock or let it run, as the gate and the troubles of the body require."""
+        if self._timeout.expired() or self._seconds is None:
+            return
+        now_s, when_s = asyncio.get_running_loop().time(), self._timeout.when()
+        if self._gate.stops_clocks or self._troubles:
+            if when_s is not None:
+                self._left_s = when_s - now_s
+                self._timeout.reschedule(None)
+        elif self._left_s is not None:
+            self._timeout.reschedule(now_s + self._left_s)
+            self._left_s = None

@@ -17,7 +17,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from fa_rollout.client.base.patience import Trouble
 from fa_rollout.client.pool import EnginePool
@@ -81,6 +81,40 @@ class RequestCounts:
     """Tokens that were thrown away by a restart, or that came behind an end."""
 
 
+class _Stalls:
+    """Aborts in a row that nobody asked for and that brought no token; a context manager."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+        self._trouble: Trouble | None = None
+        self.num = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def count(self, *, has_tokens: bool) -> None:
+        """One more abort that nobody asked for.
+
+        Raises:
+            RequestFailed, EngineUnavailable: the engines make no progress for too long.
+        """
+        if has_tokens:
+            self.num = 0
+            self._end()
+        else:
+            self.num += 1
+            text = f"no progress: aborted {self.num} times in a row without a token"
+            self._trouble = self._pool.bear(self._trouble, text)
+
+    def _end(self) -> None:
+        if self._trouble is not None:
+            self._trouble.end()
+            self._trouble = None
+
+
 class Requester:
     """Sends requests for samples; knows every request of ours that is under way."""
 
@@ -142,26 +176,24 @@ class Requester:
         draft = Draft(options=options or {}) if draft is None else draft
         if (reason := refusal(params)) is not None:
             raise SampleFailed(reason)
-        num_stalls = num_restarts = 0
-        trouble: Trouble | None = None
+        num_restarts = 0
         params = self._within_context(params, len(input_ids))
         resumes = self._policy.resume and can_be_continued(params, {**ticket.options, **draft.options})
         end = self._ends.find(draft.output_ids, params)
-        while end is None:
-            if draft.num_tokens and not resumes:
-                num_restarts += 1
-                self._restart(draft)
-            self._check_progress(num_restarts)
-            if num_stalls:
-                await asyncio.sleep(self._policy.backoff_s(num_stalls))
-            completion, is_ours = await self._request(ticket, input_ids, params, draft)
-            end = self._end(draft, completion, params)
-            if completion.finish == FinishReason.ABORT:
-                self.counts.aborts += 1
-                if is_ours:
-                    continue  # what we abort says nothing of the engines
-                num_stalls = 0 if len(completion.output_ids) else num_stalls + 1
-                trouble = self._borne(trouble, num_stalls)
+        with _Stalls(self._pool) as stalls:
+            while end is None:
+                if draft.num_tokens and not resumes:
+                    num_restarts += 1
+                    self._restart(draft)
+                self._check_progress(num_restarts)
+                if stalls.num:
+                    await asyncio.sleep(self._policy.backoff_s(stalls.num))
+                completion, is_ours = await self._request(ticket, input_ids, params, draft)
+                end = self._end(draft, completion, params)
+                if completion.finish == FinishReason.ABORT:
+                    self.counts.aborts += 1
+                    if not is_ours:  # what we abort says nothing of the engines
+                        stalls.count(has_tokens=bool(len(completion.output_ids)))
         if end.num_tokens < draft.num_tokens:
             self.counts.discarded_tokens += draft.num_tokens - end.num_tokens
             draft.cut(end.num_tokens)
@@ -282,13 +314,6 @@ class Requester:
         self.counts.restarts += 1
         self.counts.discarded_tokens += draft.num_tokens
         draft.clear()
-
-    def _borne(self, trouble: Trouble | None, num_stalls: int) -> Trouble | None:
-        """The trouble after an abort that nobody asked for, the last of so many without a token."""
-        if not num_stalls:
-            return None
-        text = f"no progress: aborted {num_stalls} times in a row without a token"
-        return self._pool.bear(trouble, text)
 
     def _check_progress(self, num_restarts: int) -> None:
         if num_restarts >= self._policy.max_restarts:
