@@ -35,8 +35,8 @@ import psutil
 
 from benchmarks.host import host
 from benchmarks.launching import failure, words
+from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.toml import written
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import EndOfData, TrainerHook
 

@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.host import host
+from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.records.events import FILE_NAME, read
 from fa_rollout.records.history import History, histories
@@ -31,7 +32,6 @@ from fa_rollout.simulation.model import simulate
 from fa_rollout.simulation.outcome import Outcome, quantile
 from fa_rollout.simulation.recorded import scenario_of
 from fa_rollout.simulation.scenario import lognormal_lengths
-from fa_rollout.toml import written
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import EndOfData, TrainerHook
 

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fa_rollout import flags, log_level, streams
-from fa_rollout.keys import nearest
+from fa_rollout.config import flags
+from fa_rollout.config.keys import nearest
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
-from fa_rollout.masking import masked_text
+from fa_rollout.process import log_level, streams
+from fa_rollout.process.masking import masked_text
 from fa_rollout.verbs import (
     completion,
     config,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.config import ConfigError
-from fa_rollout.dotted import ACCEPTED, resolve
 from fa_rollout.sample import Sample
 from fa_rollout.user_code import place
+from fa_rollout.user_code.dotted import ACCEPTED, resolve
 from fa_rollout.user_code.failure import UserCodeFailed
 from shm.errors import FaRolloutError
 

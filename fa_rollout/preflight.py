@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 from fa_rollout.config import Config, ConfigError, Evaluation, Metrics
 from fa_rollout.data.chat import ChatTemplates
 from fa_rollout.data.row import listed
-from fa_rollout.dotted import is_url
 from fa_rollout.launcher.output import WAY_OUT, holder_of, in_use
-from fa_rollout.masking import masked_text
 from fa_rollout.model_name import download, name_of
-from shm.headroom import RESERVE_BYTES, Headroom, available_bytes
+from fa_rollout.process.masking import masked_text
+from fa_rollout.user_code.dotted import is_url
+from shm.ring.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
 
 _FDS_BESIDE_REQUESTS = 128

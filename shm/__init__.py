@@ -7,30 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shm.channel import Channel
-    from shm.channel_loop import LoopChannel
-    from shm.endpoint import Listener, connect, listen
-    from shm.layout import Field
-    from shm.reader import Record, RingReader
-    from shm.segment import Segment
-    from shm.table import RingTable
-    from shm.words import Descriptor
-    from shm.writer import Claim, RingWriter
+    from shm.channels.channel import Channel
+    from shm.channels.channel_loop import LoopChannel
+    from shm.channels.endpoint import Listener, connect, listen
+    from shm.ring.layout import Field
+    from shm.ring.reader import Record, RingReader
+    from shm.ring.segment import Segment
+    from shm.ring.table import RingTable
+    from shm.ring.words import Descriptor
+    from shm.ring.writer import Claim, RingWriter
 
 _HOMES = {
-    "Channel": "shm.channel",
-    "Claim": "shm.writer",
-    "Descriptor": "shm.words",
-    "Field": "shm.layout",
-    "Listener": "shm.endpoint",
-    "LoopChannel": "shm.channel_loop",
-    "Record": "shm.reader",
-    "RingReader": "shm.reader",
-    "RingTable": "shm.table",
-    "RingWriter": "shm.writer",
-    "Segment": "shm.segment",
-    "connect": "shm.endpoint",
-    "listen": "shm.endpoint",
+    "Channel": "shm.channels.channel",
+    "Claim": "shm.ring.writer",
+    "Descriptor": "shm.ring.words",
+    "Field": "shm.ring.layout",
+    "Listener": "shm.channels.endpoint",
+    "LoopChannel": "shm.channels.channel_loop",
+    "Record": "shm.ring.reader",
+    "RingReader": "shm.ring.reader",
+    "RingTable": "shm.ring.table",
+    "RingWriter": "shm.ring.writer",
+    "Segment": "shm.ring.segment",
+    "connect": "shm.channels.endpoint",
+    "listen": "shm.channels.endpoint",
 }
 
 __all__ = [

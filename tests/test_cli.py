@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout import flags
 from fa_rollout.cli import main, parser
-from fa_rollout.config import load
+from fa_rollout.config import flags, load
 from fa_rollout.verbs.configured import configuration
 from fa_rollout.verbs.run import EXAMPLE
 

@@ -10,7 +10,7 @@ import pytest
 
 from fa_rollout import config
 from fa_rollout.config import ConfigError, from_dict, load, to_dict
-from fa_rollout.keys import by_path
+from fa_rollout.config.keys import by_path
 
 
 def tree(**sections: dict[str, Any]) -> dict[str, Any]:

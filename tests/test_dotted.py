@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fa_rollout.config import ConfigError
-from fa_rollout.dotted import resolve
+from fa_rollout.user_code.dotted import resolve
 
 FORM = r'"package\.module\.function" or "package\.module:function"'
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from fa_rollout import flags
 from fa_rollout.cli import main
-from fa_rollout.config import ConfigError, load, to_dict
-from fa_rollout.keys import by_path, nearest
-from fa_rollout.toml import written
+from fa_rollout.config import ConfigError, flags, load, to_dict
+from fa_rollout.config.keys import by_path, nearest
+from fa_rollout.config.toml import written
 from fa_rollout.verbs.run import EXAMPLE
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.masking import masked, masked_text, masked_words
+from fa_rollout.process.masking import masked, masked_text, masked_words
 
 
 @pytest.mark.parametrize(

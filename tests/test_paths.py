@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fa_rollout.config import ConfigError, from_dict, to_dict
+from fa_rollout.config.keys import by_path
+from fa_rollout.config.paths import PathError, expanded
 from fa_rollout.config.sections import Config
-from fa_rollout.keys import by_path
-from fa_rollout.paths import PathError, expanded
 from fa_rollout.verbs import configured
 
 NAMES = ("path", "dir", "model", "tokenizer", "python", "replay")

@@ -21,7 +21,7 @@ from fa_rollout.preflight import (
     check_reward,
     check_template,
 )
-from shm.headroom import Headroom
+from shm.ring.headroom import Headroom
 
 GIB = 1 << 30
 

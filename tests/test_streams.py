@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import faulthandler, logging, os, sys
-from fa_rollout import streams
+from fa_rollout.process import streams
 streams.secure()
 faulthandler.enable()
 logging.basicConfig()

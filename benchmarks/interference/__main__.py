@@ -35,8 +35,8 @@ from benchmarks.host import host
 from benchmarks.interference.generation import beside_a_thread, beside_the_hub, keep_asking
 from benchmarks.interference.load import SAMPLES_PER_GROUP, STEP_S, Load, loads
 from benchmarks.interference.work import WORK_SHARE, calibrated, train
+from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.toml import written
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz "

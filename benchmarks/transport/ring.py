@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.transport.contender import Received
 from benchmarks.transport.workload import NUM_SAMPLES, Form, Group
-from shm.channel import Channel
+from shm import Descriptor, Field, Record, RingReader, RingTable, RingWriter
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, RingFull
-from shm.ring import Descriptor, Field, Record, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _RING_BYTES = 64 << 20
 _SMALL_RING_BYTES = 12 << 20

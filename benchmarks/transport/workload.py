@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 NUM_SAMPLES = 8
 _POOL = 6

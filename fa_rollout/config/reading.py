@@ -8,11 +8,11 @@ import msgspec
 
 from fa_rollout.config.checks import check, check_sampling
 from fa_rollout.config.errors import ConfigError
+from fa_rollout.config.paths import PathError, with_whole_paths
+from fa_rollout.config.quantities import QuantityError, with_plain_quantities
 from fa_rollout.config.rules import fault
 from fa_rollout.config.sections import Config, Sampling
-from fa_rollout.masking import masked
-from fa_rollout.paths import PathError, with_whole_paths
-from fa_rollout.quantities import QuantityError, with_plain_quantities
+from fa_rollout.process.masking import masked
 
 
 def from_dict(tree: dict[str, Any]) -> Config:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from fa_rollout.paths import FilePath
-from fa_rollout.quantities import Bytes, Seconds, SomeBytes, SomeSeconds
+from fa_rollout.config.paths import FilePath
+from fa_rollout.config.quantities import Bytes, Seconds, SomeBytes, SomeSeconds
 from trainer_hook.record import ExtraColumn
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

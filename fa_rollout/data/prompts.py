@@ -14,10 +14,10 @@ from pathlib import Path
 
 from fa_rollout import config
 from fa_rollout.config import ConfigError
+from fa_rollout.config.paths import PathError, expanded
 from fa_rollout.data.jsonl import JsonlFile
 from fa_rollout.data.parquet import ParquetFile
 from fa_rollout.data.row import Row, listed, row_from
-from fa_rollout.paths import PathError, expanded
 
 logger = logging.getLogger(__name__)
 

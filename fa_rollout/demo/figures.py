@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from fa_rollout.private_files import append_private
+from fa_rollout.process.private_files import append_private
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Any
 from fa_rollout.demo import task
 from fa_rollout.demo.smollm2 import smollm2_folder
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.private_files import make_private
+from fa_rollout.process.private_files import make_private
 
 NUM_RANKS = 2
 _CONFIG = """\

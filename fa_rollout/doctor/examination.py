@@ -27,7 +27,7 @@ from fa_rollout.doctor.outcome import Outcome, error, skipped
 from fa_rollout.doctor.prompts import Prompt
 from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.generator.turns.sampling import base_params
-from fa_rollout.launcher.engines import Engines
+from fa_rollout.launcher.engines.engines import Engines
 from fa_rollout.sample import FinishReason, Sample
 from trainer_hook.record import VersionSpan
 

@@ -24,7 +24,7 @@ from fa_rollout.preflight import (
     num_requests,
 )
 from fa_rollout.version import __version__
-from shm.headroom import available_bytes
+from shm.ring.headroom import available_bytes
 
 _SMALL_SHM_BYTES = 1 << 30
 _LOG_ROOM_BYTES = 1 << 30

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
-from fa_rollout.dotted import is_url, resolve
 from fa_rollout.filters import GroupFilter
 from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.dotted import is_url, resolve
 from fa_rollout.user_code.failure import failed
 
 _PATIENCE_S = 5.0

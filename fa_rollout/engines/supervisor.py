@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from fa_rollout import streams
 from fa_rollout.engines.alive import Listener, Question
 from fa_rollout.engines.service import Service, ServiceError
 from fa_rollout.launcher.rundir import RunDirectory
+from fa_rollout.process import streams
 from shm.liveness import ParentWatch
 
 _HEALTH_TIMEOUT_S = 25.0

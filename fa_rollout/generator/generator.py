@@ -43,7 +43,7 @@ from fa_rollout.generator.updates.engine_updates import EngineUpdates, pause_mod
 from fa_rollout.generator.updates.following import FollowedUpdates, follows
 from fa_rollout.generator.updates.membership import EngineChanges
 from fa_rollout.user_code.failure import in_one_line
-from shm.ring import RingWriter
+from shm import RingWriter
 from trainer_hook import messages as m
 from trainer_hook.record import columns_of, run_number, schema_fingerprint
 

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fa_rollout import streams
 from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.filters import EndlessRejection
@@ -35,11 +34,12 @@ from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.generator import Generator
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.updates.following import follows
-from fa_rollout.log_level import configure
+from fa_rollout.process import streams
+from fa_rollout.process.log_level import configure
 from fa_rollout.rewards.remote import RewardServerLost
 from fa_rollout.user_code.guard import LoopGuard
 from fa_rollout.user_code.loop import HardenedLoop
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from trainer_hook.messages import GaveUp, Message, Resume, Warned
 
 EXIT_GAVE_UP = 3

@@ -25,16 +25,16 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.tokenizer import Tokenizer, eos_ids_in
-from fa_rollout.dotted import resolve
 from fa_rollout.filters import GroupFilter
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.rollouts.custom import Generate
 from fa_rollout.generator.turns.versions import VersionBook, parse_label
 from fa_rollout.generator.updates.engine_updates import ENGINE_MODE
 from fa_rollout.generator.updates.following import follows
-from fa_rollout.own_threads import in_thread
+from fa_rollout.process.own_threads import in_thread
 from fa_rollout.rewards.runner import RewardRunner
-from shm.segment import Segment
+from fa_rollout.user_code.dotted import resolve
+from shm.ring.segment import Segment
 from trainer_hook.messages import Resume
 
 logger = logging.getLogger(__name__)

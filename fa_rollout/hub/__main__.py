@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout import config, streams
+from fa_rollout import config
 from fa_rollout.hub.io.plugin import Plugin
 from fa_rollout.hub.server.server import Server
-from fa_rollout.log_level import configure
-from shm.channel import Channel
+from fa_rollout.process import streams
+from fa_rollout.process.log_level import configure
+from shm.channels.channel import Channel
 from shm.errors import FaRolloutError
 from trainer_hook.messages import RunEnded, encode
 

@@ -19,7 +19,7 @@ from fa_rollout.hub.state.membership import Roster
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
 from fa_rollout.hub.state.world import Attachment, World
-from shm.ring import RingTable
+from shm import RingTable
 from trainer_hook.messages import Announce, EnginesChanged, Fatal, Message, Notice, Pulse, Refused
 
 

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fa_rollout.launcher.signals import WATCHED
+from fa_rollout.launcher.children.signals import WATCHED
 
 EXIT_CODES = {
     0: "the trainer ended well, or the data did",

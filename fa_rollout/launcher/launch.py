@@ -24,20 +24,20 @@ from typing import Self
 
 from fa_rollout.config import Config, to_dict
 from fa_rollout.engines.with_key import KEY_VARIABLE
-from fa_rollout.launcher.child import Child
+from fa_rollout.launcher.children.child import Child
+from fa_rollout.launcher.children.exporter import Exporter
+from fa_rollout.launcher.children.hub_process import RunNames, start_hub
+from fa_rollout.launcher.children.hub_watch import HubWatch
+from fa_rollout.launcher.children.orphans import adopted, children, end_orphans
+from fa_rollout.launcher.children.relay import Relay
+from fa_rollout.launcher.children.signals import Signals
 from fa_rollout.launcher.ending import Cause, Ending, ending
-from fa_rollout.launcher.engines import Engines
-from fa_rollout.launcher.exporter import Exporter
-from fa_rollout.launcher.hub_process import RunNames, start_hub
-from fa_rollout.launcher.hub_watch import HubWatch
-from fa_rollout.launcher.orphans import adopted, children, end_orphans
+from fa_rollout.launcher.engines.engines import Engines
 from fa_rollout.launcher.output import OutputFolder
-from fa_rollout.launcher.relay import Relay
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
-from fa_rollout.launcher.signals import Signals
 from fa_rollout.launcher.start_lines import StartLines
-from fa_rollout.masking import masked_text
+from fa_rollout.process.masking import masked_text
 from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
 from trainer_hook.printable import printable
 

@@ -17,8 +17,8 @@ import psutil
 
 from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
 from fa_rollout.records import events
-from shm.channel import Channel
-from shm.endpoint import connect
+from shm.channels.channel import Channel
+from shm.channels.endpoint import connect
 from shm.errors import FaRolloutError
 from trainer_hook.messages import PROTOCOL, Hello, Refused, decode, encode
 from trainer_hook.session.connection import Connection, error_named

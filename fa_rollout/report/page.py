@@ -8,9 +8,10 @@ import datetime
 from collections.abc import Sequence
 from importlib.resources import files
 
-from fa_rollout.masking import masked
+from fa_rollout.config.toml import written
 from fa_rollout.observe.bound import Level
 from fa_rollout.observe.snapshot import EngineState
+from fa_rollout.process.masking import masked
 from fa_rollout.records.history import History
 from fa_rollout.records.story import ENDS
 from fa_rollout.report import engines as engine_table
@@ -19,7 +20,6 @@ from fa_rollout.report.html import escape, policy
 from fa_rollout.report.sample_cards import Shown, sample_cards
 from fa_rollout.report.summary import Summary
 from fa_rollout.report.words import number, seconds
-from fa_rollout.toml import written
 from fa_rollout.version import __version__
 
 MAX_WARNINGS = 40

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.private_files import write_private
+from fa_rollout.process.private_files import write_private
 from fa_rollout.records.history import History
 from fa_rollout.records.story import Group
 from fa_rollout.report.figures import series

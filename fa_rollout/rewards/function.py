@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from fa_rollout.config import ConfigError
-from fa_rollout.dotted import ACCEPTED, resolve
+from fa_rollout.user_code.dotted import ACCEPTED, resolve
 
 OPTION = "reward.function"
 RewardFunction = Callable[..., Any]

@@ -27,7 +27,7 @@ from fa_rollout.client.base.patience import Blame, Patience, Trouble
 from fa_rollout.client.base.policy import KEY_STATUSES, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
 from fa_rollout.client.wire.verdict import verdict_of
-from fa_rollout.masking import masked_text
+from fa_rollout.process.masking import masked_text
 from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.deadline import Deadline

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from fa_rollout import config
 from fa_rollout.client.base.patience import Patience
-from fa_rollout.dotted import is_url
 from fa_rollout.rewards.call import Shape
 from fa_rollout.rewards.function import Kind, RewardFunction, check, kind_of, load, pack
 from fa_rollout.rewards.loop import LoopScorer
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
-from fa_rollout.rewards.pool import WorkerPool
-from fa_rollout.rewards.protocol import Setup
 from fa_rollout.rewards.remote import RemoteReward
+from fa_rollout.rewards.workers.pool import WorkerPool
+from fa_rollout.rewards.workers.protocol import Setup
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.dotted import is_url
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fa_rollout.hub.flow.stream import Stream
 from fa_rollout.simulation.engines import Engines, Request
 from fa_rollout.simulation.outcome import Outcome
 from fa_rollout.simulation.scenario import VAST_RING_BYTES, Scenario
-from shm.ring import RingTable
+from shm import RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
 
 Process = Generator[simpy.Event, Any, None]

@@ -13,7 +13,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fa_rollout.own_threads import NUM_USER_THREADS, in_thread
+from fa_rollout.process.own_threads import NUM_USER_THREADS, in_thread
 from fa_rollout.user_code import place
 from fa_rollout.user_code.call import IN_USER_CODE
 

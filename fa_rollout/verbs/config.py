@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from fa_rollout.config import to_shown_dict
-from fa_rollout.toml import written
+from fa_rollout.config.toml import written
 from fa_rollout.verbs.configured import add_arguments, configuration
 
 

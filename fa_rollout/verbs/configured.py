@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fa_rollout.config import Config, ConfigError, load
-from fa_rollout.keys import sections
-from fa_rollout.paths import PathError, expanded
-from fa_rollout.quantities import QuantityError, Seconds, plain
+from fa_rollout.config.keys import sections
+from fa_rollout.config.paths import PathError, expanded
+from fa_rollout.config.quantities import QuantityError, Seconds, plain
 
 _WIDTH = 100
 

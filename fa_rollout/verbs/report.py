@@ -38,7 +38,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Write the page, and say the verdict."""
     from fa_rollout.config import ConfigError
-    from fa_rollout.private_files import write_private
+    from fa_rollout.process.private_files import write_private
     from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
     from fa_rollout.report import trace
     from fa_rollout.report.looks import seen

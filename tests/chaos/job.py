@@ -222,7 +222,7 @@ class Job:
 PARTS = {
     "generator": "fa_rollout.generator",
     "hub": "fa_rollout.hub",
-    "reward worker": "fa_rollout.rewards.nurse",
+    "reward worker": "fa_rollout.rewards.workers.nurse",
     "rank": "tests.chaos.trainer",
     "agent": "tests.chaos.trainer",
 }

@@ -12,7 +12,8 @@ import tomllib
 import pytest
 from doc_kit import ROOT, Block, blocks, commands
 
-from fa_rollout import cli, flags
+from fa_rollout import cli
+from fa_rollout.config import flags
 
 NOT_RUN_HERE = {
     "curl": "asks a server of the reader's",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fa_rollout.config.toml import written
 from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.toml import written
 from tests.hub.rig import words
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from tests.launcher.processes import Launch

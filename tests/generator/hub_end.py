@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from fa_rollout.engines.tiny_model import BOS_ID, write_tiny_model
-from shm.channel import Channel
+from shm import Descriptor, RingReader, RingTable
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, ChannelTimeout
-from shm.ring import Descriptor, RingReader, RingTable
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from trainer_hook import messages as m
 from trainer_hook.record import COLUMNS, RecordHead, run_number, schema_fingerprint
 

@@ -10,7 +10,7 @@ import pytest
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.records.assemble import build_record, check_sample
 from fa_rollout.sample import Sample
-from shm.ring import Descriptor
+from shm import Descriptor
 from tests.generator.samples import identity, scored_sample
 from trainer_hook.record import COLUMNS, RecordHead, VersionSpan
 

@@ -9,9 +9,9 @@ import pytest
 
 from fa_rollout.generator.records.assemble import GroupRecord, build_record
 from fa_rollout.generator.records.outbox import Outbox
+from shm import Descriptor, RingReader, RingTable, RingWriter
 from shm.errors import RecordTooLarge
-from shm.ring import Descriptor, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from tests.generator.samples import identity, scored_sample
 from trainer_hook.messages import Commit
 

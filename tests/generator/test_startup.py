@@ -12,7 +12,7 @@ import pytest
 
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.generator.startup import Parts, open_parts
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from tests.generator.hub_end import LINEAGE, ROOT, run_tree
 from tests.kit.scripted import ScriptedEngine
 from trainer_hook.messages import Resume

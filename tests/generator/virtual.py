@@ -33,8 +33,8 @@ from fa_rollout.rewards.loop import LoopScorer
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, Scored
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.loop import HardenedLoop
-from shm.ring import Descriptor, RingReader, RingTable
-from shm.segment import Segment
+from shm import Descriptor, RingReader, RingTable
+from shm.ring.segment import Segment
 from trainer_hook import messages as m
 from trainer_hook.batches.group import Group
 from trainer_hook.record import run_number, schema_fingerprint

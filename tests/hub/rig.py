@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from fa_rollout.engines.tiny_model import write_tiny_model
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed
 from tests.client.client_kit import as_started
 from tests.kit.scripted import ScriptedEngine

@@ -10,7 +10,7 @@ from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.requests.fed import FedStream
 from fa_rollout.hub.state.world import Attachment
-from shm.ring import RingTable
+from shm import RingTable
 from trainer_hook import messages as m
 
 READY = m.GeneratorReady(incarnation=1, num_prompts=0, engines=[], spans=False, concurrency=8)

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from shm.channel import Channel
-from shm.endpoint import connect
+from shm.channels.channel import Channel
+from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused
 from tests.hub.rig import Rig
 from tests.kit.scripted import ScriptedEngine

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 
 from fa_rollout.hub.server.generator_process import SPARE_AFTER_S, START_LIMIT_S, GeneratorLife
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from tests.hub.rig import WITH_SPARE, Rig, add_up, words
 from trainer_hook import TrainerHook
 from trainer_hook.messages import Resume

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.toml import written
 from tests.hub.rig import merged, words
 from tests.kit.scripted.handle import ScriptedEngine
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fa_rollout.launcher.child import Child
-from fa_rollout.launcher.orphans import adopted, children, end_orphans
+from fa_rollout.launcher.children.child import Child
+from fa_rollout.launcher.children.orphans import adopted, children, end_orphans
 
 # Starts a grandchild in a session of its own, as torchrun does with its ranks, and tells its number.
 PARENT = """

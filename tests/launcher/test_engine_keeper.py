@@ -12,8 +12,8 @@ import pytest
 
 from fa_rollout import config
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.launcher.engine import EngineKeeper
-from fa_rollout.launcher.program import engines
+from fa_rollout.launcher.engines.engine import EngineKeeper
+from fa_rollout.launcher.engines.program import engines
 
 MAX_RESTARTS = 1
 

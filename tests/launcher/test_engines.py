@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fa_rollout.config import Config, from_dict
-from fa_rollout.launcher.engines import Engines
+from fa_rollout.launcher.engines.engines import Engines
 from tests.hub.rig import words
 
 SERVE = [sys.executable, "-m", "tests.kit.scripted", "--config"]

@@ -1,6 +1,6 @@
 """A peer's silence, on a clock of the test's own."""
 
-from fa_rollout.launcher.heartbeat import Heartbeat
+from fa_rollout.launcher.children.heartbeat import Heartbeat
 
 
 def test_a_peer_is_asked_once_a_second_and_only_when_it_has_answered() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 from tensorboardX.proto.event_pb2 import Event
 
 from fa_rollout.config import from_dict
-from fa_rollout.launcher.exporter import MAX_RESTARTS, Exporter
+from fa_rollout.launcher.children.exporter import MAX_RESTARTS, Exporter
 from fa_rollout.preflight import check_metrics
 from tests.hub.rig import Rig
 from tests.observe.watching import MakeRig, train

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from fa_rollout import cli, log_level
+from fa_rollout import cli
+from fa_rollout.process import log_level
 from tests.observe.watching import MakeRig, train
 
 PUBLISHED = "generator INFO fa_rollout.generator.updates.engine_updates event=weights_published"

@@ -10,8 +10,8 @@ import pytest
 from fa_rollout.hub.reporting.observers import MAX_OBSERVERS, MAX_UNREAD_BYTES
 from fa_rollout.observe.observer import Observer, RunOver
 from fa_rollout.observe.snapshot import RunPhase, TrainerPhase
-from shm.channel import Channel
-from shm.endpoint import connect
+from shm.channels.channel import Channel
+from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, ChannelTimeout, HandshakeRefused
 from tests.observe.watching import MakeRig, running, train, until
 from trainer_hook import messages as m

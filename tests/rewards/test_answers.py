@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa_rollout.rewards import answers
 from fa_rollout.rewards.function import Kind
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, Scored
-from fa_rollout.rewards.protocol import Done, Ready, Refused
+from fa_rollout.rewards.workers import answers
+from fa_rollout.rewards.workers.protocol import Done, Ready, Refused
 
 FAILED = RewardFailed(reason=FailureReason.RAISED, text="line\nline")
 ANSWERS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.rewards.place import START_TIMEOUT_S, Verdict, backoff_s, judge, next_window
+from fa_rollout.rewards.workers.place import START_TIMEOUT_S, Verdict, backoff_s, judge, next_window
 
 
 @pytest.mark.parametrize(

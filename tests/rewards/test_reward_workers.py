@@ -11,7 +11,7 @@ import pytest
 from reward_kit import children, failure, is_alive, make_sample, running, score, values, wait_until
 
 from fa_rollout.rewards.outcomes import FailureReason, Scored
-from fa_rollout.rewards.pool import RewardWorkersLost
+from fa_rollout.rewards.workers.pool import RewardWorkersLost
 
 QUICK = [make_sample(member) for member in range(4)]
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import sync_points
 
-from shm import errors
-from shm.channel import Channel
+from shm import Claim, Descriptor, Field, Record, RingReader, RingWriter, errors
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, FaRolloutError
-from shm.ring import Claim, Descriptor, Field, Record, RingReader, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 RUN, SCHEMA = 0xFEED, 0xBEEF
 

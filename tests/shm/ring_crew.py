@@ -21,10 +21,10 @@ import numpy as np
 from ring_actors import RUN, SCHEMA, kill_at
 from sync_points import adopt
 
-from shm.channel import Channel
+from shm import Descriptor, Field, Record, RingReader, RingTable, RingWriter
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, RingFull
-from shm.ring import Descriptor, Field, Record, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _MAX_HANDED = 8
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import ring_actors
 
-from shm.channel import Channel
-from shm.ring import Descriptor, RingTable
-from shm.segment import Segment
+from shm import Descriptor, RingTable
+from shm.channels.channel import Channel
+from shm.ring.segment import Segment
 
 _SCRIPT = str(Path(__file__).with_name("ring_actors.py"))
 

@@ -19,10 +19,10 @@ import numpy as np
 from ring_actors import RUN, SCHEMA
 from sync_points import adopt
 
-from shm.channel import Channel
+from shm import Descriptor, Field, Record, RingReader, RingTable, RingWriter
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, RingFull
-from shm.ring import Descriptor, Field, Record, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _RING_BYTES = 1 << 20
 _END = (1 << 64) - 1

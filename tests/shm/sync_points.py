@@ -24,7 +24,7 @@ class Point:
 def all_points() -> list[Point]:
     """Every mark of the package."""
     points = []
-    for path in sorted(Path(shm.__file__).parent.glob("*.py")):
+    for path in sorted(Path(shm.__file__).parent.rglob("*.py")):
         lines = path.read_text().splitlines()
         for index, line in enumerate(lines):
             mark = _MARK.search(line)

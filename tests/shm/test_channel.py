@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout, MessageTooLarge
 
 
@@ -103,7 +103,7 @@ def test_descriptors_come_with_the_first_message_where_they_are_expected() -> No
 
 _PEER = """
 import os, signal, socket, sys, time
-from shm.channel import Channel
+from shm.channels.channel import Channel
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 """
 

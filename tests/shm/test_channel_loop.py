@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from shm.channel import Channel
-from shm.channel_loop import LoopChannel
+from shm.channels.channel import Channel
+from shm.channels.channel_loop import LoopChannel
 from shm.errors import ChannelClosed, ChannelError
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -117,7 +117,7 @@ def test_bytes_of_another_protocol_raise_in_the_stream(run: Run) -> None:
 def test_the_peers_death_ends_the_stream_though_its_child_holds_the_socket(run: Run) -> None:
     code = """
 import os, socket, sys, time
-from shm.channel import Channel
+from shm.channels.channel import Channel
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 copy = os.dup(channel.fileno())
 channel.receive(10)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shm.channel import Channel
-from shm.endpoint import Listener, connect, listen
+from shm.channels.channel import Channel
+from shm.channels.endpoint import Listener, connect, listen
 from shm.errors import AttachTimeout, ChannelError, HandshakeRefused
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _ROOT = Path(__file__).parents[2]
 
@@ -53,8 +53,8 @@ def test_a_segment_crosses_with_the_welcome(tmp_path: Path) -> None:
         segment.array[:] = 9
         code = """
             import sys, time
-            from shm.endpoint import connect
-            from shm.segment import Segment
+            from shm.channels.endpoint import connect
+            from shm.ring.segment import Segment
             channel = connect(sys.argv[1], time.monotonic() + 10)
             channel.send(b"hello")
             assert channel.receive(10) == b"welcome"
@@ -215,7 +215,7 @@ def _unshare_works() -> bool:
 def test_a_peer_in_another_pid_namespace_is_served(tmp_path: Path) -> None:
     code = """
         import sys, time
-        from shm.endpoint import connect
+        from shm.channels.endpoint import connect
         from shm.errors import ChannelClosed
         channel = connect(sys.argv[1], time.monotonic() + 10)
         channel.send(b"hello")

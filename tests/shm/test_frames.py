@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shm.channels.frames import FRAME, MAGIC, Inbox, Outbox
 from shm.errors import ChannelError, MessageTooLarge
-from shm.frames import FRAME, MAGIC, Inbox, Outbox
 
 _LIMIT = 1 << 20
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shm.headroom import available_bytes
+from shm.ring.headroom import available_bytes
 
 _ROOT = Path(__file__).parents[2]
 _MIB = 1 << 20
@@ -118,7 +118,7 @@ def test_a_real_cgroup_refuses_instead_of_killing(small_cgroup: Path) -> None:
 import os
 open("{small_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
 from shm.errors import HeadroomError
-from shm.segment import Segment
+from shm.ring.segment import Segment
 Segment.create(16 << 20).close()
 try:
     Segment.create(256 << 20)

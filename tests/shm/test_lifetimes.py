@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from shm import Descriptor, Field, RingReader, RingWriter
 from shm.errors import LeaseError
-from shm.ring import Descriptor, Field, RingReader, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
@@ -124,8 +124,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run code behind a ring with one record, in a fresh interpreter."""
     prologue = """
         import os, sys
-        from shm.ring import Field, RingReader, RingWriter
-        from shm.segment import Segment
+        from shm import Field, RingReader, RingWriter
+        from shm.ring.segment import Segment
         segment = Segment.create(1 << 16)
         writer = RingWriter(segment, run=1, schema=2, incarnation=1, head=0, tail=0, sequence=5)
         descriptor = writer.claim(b"", [Field("<i4", (1000,))]).commit()

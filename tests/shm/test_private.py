@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from shm.private import make_private
-from shm.segment import Segment
+from shm.ring.private import make_private
+from shm.ring.segment import Segment
 
 
 def ranges() -> list[tuple[int, int]]:

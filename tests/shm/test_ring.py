@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from shm import Descriptor, Field, RingReader, RingTable, RingWriter
 from shm.errors import DescriptorRefused, LeaseError, RecordTooLarge, RingFull
-from shm.ring import Descriptor, Field, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 RUN, SCHEMA = 7, 11
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ring_rig import Local, Remote, Rig
 
+from shm import Field, RingWriter
 from shm.errors import DescriptorRefused, RecordTooLarge, RingFull
-from shm.ring import Field, RingWriter
 
 MakeRig = Callable[..., Rig]
 

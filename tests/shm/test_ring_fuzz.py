@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm import layout
+from shm import Descriptor, Field, Record, RingReader, RingWriter
 from shm.errors import DescriptorRefused
-from shm.ring import Descriptor, Field, Record, RingReader, RingWriter
-from shm.segment import Segment
+from shm.ring import layout
+from shm.ring.segment import Segment
 
 _RING_BYTES = 1 << 16
 _FIELDS = [Field("<i4", (100,)), Field("<f4", (3, 5)), Field(np.uint8, (2, 2, 2, 2)), Field("<i8", (0,))]

@@ -14,10 +14,10 @@ import pytest
 import ring_crew
 import sync_points
 
-from shm.channel import Channel
+from shm import RingTable
+from shm.channels.channel import Channel
 from shm.errors import ChannelClosed
-from shm.ring import RingTable
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _CREW = Path(__file__).with_name("ring_crew.py")
 _RING_BYTES = 1 << 18

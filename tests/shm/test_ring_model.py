@@ -14,9 +14,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from shm import Claim, Descriptor, Field, Record, RingReader, RingTable, RingWriter
 from shm.errors import DescriptorRefused, RecordTooLarge, RingFull
-from shm.ring import Claim, Descriptor, Field, Record, RingReader, RingTable, RingWriter
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 _RING_BYTES = 1 << 14
 _NUM_READERS = 3

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm import segment as segment_module
 from shm.errors import HeadroomError, SegmentError
-from shm.headroom import available_bytes
-from shm.segment import Segment
+from shm.ring import segment as segment_module
+from shm.ring.headroom import available_bytes
+from shm.ring.segment import Segment
 
 _ROOT = Path(__file__).parents[2]
 _SIZE = 1 << 20
@@ -105,7 +105,7 @@ def test_views_outlive_close_in_every_form() -> None:
     result = run(
         """
         import os, torch, numpy as np
-        from shm.segment import Segment
+        from shm.ring.segment import Segment
         segment = Segment.create(1 << 20)
         segment.array[:] = 3
         attached = Segment.attach(os.dup(segment.fd), writable=True)
@@ -127,7 +127,7 @@ def test_a_forbidden_write_through_a_tensor_names_its_line() -> None:
         """
         import faulthandler, os, warnings
         import torch
-        from shm.segment import Segment
+        from shm.ring.segment import Segment
         faulthandler.enable()
         warnings.simplefilter("ignore")
         attached = Segment.attach(os.dup(Segment.create(1 << 20).fd), writable=False)
@@ -143,7 +143,7 @@ def test_memory_is_free_when_the_last_holder_is_killed() -> None:
     before = _shared_bytes()
     code = f"""
         import os, signal, sys
-        from shm.segment import Segment
+        from shm.ring.segment import Segment
         segment = Segment.create({size})
         sys.stdout.write("made")
         sys.stdout.flush()
@@ -219,7 +219,7 @@ def test_real_limits_of_files_and_of_address_space_are_explained() -> None:
         """
         import resource
         from shm.errors import SegmentError
-        from shm.segment import Segment
+        from shm.ring.segment import Segment
         for limit, amount in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_AS, 1 << 28)):
             soft, hard = resource.getrlimit(limit)
             resource.setrlimit(limit, (amount, hard))
@@ -242,7 +242,7 @@ def test_a_container_with_a_small_dev_shm_is_no_hindrance() -> None:
     mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     code = """
         import os
-        from shm.segment import Segment
+        from shm.ring.segment import Segment
         assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 64 << 20
         with Segment.create(128 << 20) as segment:
             segment.array[:] = 1

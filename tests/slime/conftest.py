@@ -12,7 +12,7 @@ ROOT = str(Path(__file__).parents[2])
 
 sys.path.insert(0, STANDIN)
 
-from fa_rollout.slime import rollout  # noqa: E402
+from fa_rollout.slime.manager import rollout  # noqa: E402
 from tests.generator.hub_end import VOCAB_SIZE  # noqa: E402
 from tests.kit.scripted import Lengths, Script, ScriptedEngine  # noqa: E402
 

@@ -16,7 +16,7 @@ import fa_rollout
 from fa_rollout.config import ConfigError
 from fa_rollout.launcher.running import all_running
 from fa_rollout.observe.observer import Observer
-from fa_rollout.slime import rollout
+from fa_rollout.slime.manager import rollout
 from tests.kit.scripted import Lengths, ScriptedEngine
 from tests.slime.kit import CODE, Manager, arguments, assert_true_to_engine, flat, train_async, update
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fa_rollout.slime import rollout
+from fa_rollout.slime.manager import rollout
 from tests.generator.hub_end import VOCAB_SIZE
 from tests.kit.scripted import Lengths, Rule, ScriptedEngine
 from tests.slime.conftest import ROOT, STANDIN
@@ -50,7 +50,7 @@ def test_an_exception_of_user_code_reaches_the_manager_with_its_traceback(
     text = str(caught.value)
     assert "ArithmeticError: the reward of group 2 cannot be computed" in text
     assert "user_code.py" in text
-    assert not children("fa_rollout.slime.generator")
+    assert not children("fa_rollout.slime.generation.generator")
 
 
 def test_a_reward_that_cancels_itself_has_raised(tmp_path: Path, engines: Engines) -> None:
@@ -97,7 +97,7 @@ def test_a_filter_that_drops_everything_ends_the_run_and_says_what_it_dropped(
     assert "user_code.keep_none' must keep a group now and then; it rejected 20 groups in a row" in text
     assert "20 x zero_std" in text
     assert "fa_rollout_max_rejections" in text
-    assert not children("fa_rollout.slime.generator")
+    assert not children("fa_rollout.slime.generation.generator")
 
 
 def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> None:
@@ -106,7 +106,7 @@ def test_a_killed_generator_loses_nothing(tmp_path: Path, engines: Engines) -> N
 
     def kill(step: int) -> None:
         if step in (1, 3):
-            for process in children("fa_rollout.slime.generator"):
+            for process in children("fa_rollout.slime.generation.generator"):
                 process.kill()
 
     train_async(manager, made, steps=range(6), meanwhile=kill)
@@ -125,7 +125,7 @@ def test_a_generator_that_starts_in_a_pause_of_slimes_does_not_end_it(
         if step != 1:
             return
         post(made[0].url, "/pause_generation", {})
-        (dead,) = children("fa_rollout.slime.generator")
+        (dead,) = children("fa_rollout.slime.generation.generator")
         dead.kill()
         knocked = len(made[0].requests("/generate"))
         deadline_s = time.monotonic() + 60
@@ -239,7 +239,7 @@ def test_save_and_resume_train_every_prompt_once(
 def test_a_hub_that_stands_still_is_ended_and_told_while_the_manager_waits(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fa_rollout.slime.hub.SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr("fa_rollout.slime.manager.hub.SILENCE_LIMIT_S", 3.0)
     made, router = engines(tokens_per_s=1.0)
     manager = Manager(arguments(tmp_path, router))
     update(made, 1)

@@ -12,12 +12,13 @@ from slime.rollout.data_source import DataSource
 from slime.utils.types import Sample
 
 from fa_rollout.config import ConfigError, from_dict
-from fa_rollout.slime import sidecar, wire
+from fa_rollout.slime import wire
 from fa_rollout.slime.arguments import config_tree, num_rollouts, shows_samples
+from fa_rollout.slime.manager import sidecar
+from fa_rollout.slime.manager.prompts import Prompts, Stock
+from fa_rollout.slime.manager.sidecar import Sidecar
+from fa_rollout.slime.manager.versions import VersionClock
 from fa_rollout.slime.options import Options, read_options
-from fa_rollout.slime.prompts import Prompts, Stock
-from fa_rollout.slime.sidecar import Sidecar
-from fa_rollout.slime.versions import VersionClock
 from tests.slime.kit import arguments
 
 

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.slime import transport
-from fa_rollout.slime.transport import PostFailed, Transport
+from fa_rollout.slime.generation import transport
+from fa_rollout.slime.generation.transport import PostFailed, Transport
 
 FINE = {"text": "a", "output_ids": [1], "meta_info": {"finish_reason": {"type": "stop"}}}
 

@@ -19,9 +19,9 @@ from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.sample import FinishReason
 from fa_rollout.slime import upstream
-from fa_rollout.slime.errand import ERRAND
-from fa_rollout.slime.fast import FastGenerate
-from fa_rollout.slime.whole import Whole, WholeGenerate, learn_ends, whole_function
+from fa_rollout.slime.generation.errand import ERRAND
+from fa_rollout.slime.generation.fast import FastGenerate
+from fa_rollout.slime.generation.whole import Whole, WholeGenerate, learn_ends, whole_function
 from trainer_hook.record import VersionSpan
 
 EOS = 0

@@ -20,10 +20,10 @@ from typing import Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from shm.channel import Channel
-from shm.endpoint import listen
-from shm.ring import Descriptor, Field, RingReader, RingWriter
-from shm.segment import Segment
+from shm import Descriptor, Field, RingReader, RingWriter
+from shm.channels.channel import Channel
+from shm.channels.endpoint import listen
+from shm.ring.segment import Segment
 from trainer_hook import messages as m
 from trainer_hook.batches.batch import Batch
 from trainer_hook.batches.group import open_groups

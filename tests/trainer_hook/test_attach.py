@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from peer import RUN, TOKEN, Hub, Line, Ring, accept
 
-from shm.endpoint import listen
+from shm.channels.endpoint import listen
 from trainer_hook import AttachTimeout, HandshakeRefused, HookStateError, TrainerHook
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint

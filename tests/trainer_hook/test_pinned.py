@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from trainer_hook.batches.pinned import PORTABLE, READ_ONLY, pin, register
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.own_threads import NUM_USER_THREADS, in_thread
+from fa_rollout.process.own_threads import NUM_USER_THREADS, in_thread
 from fa_rollout.user_code.call import run
 from fa_rollout.user_code.deadline import Deadline
 from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shm.errors import DescriptorRefused
-from shm.reader import Record, RingReader
-from shm.words import Descriptor
+from shm.ring.reader import Record, RingReader
+from shm.ring.words import Descriptor
 from trainer_hook.errors import StaleView
 from trainer_hook.messages import Handout
 from trainer_hook.record import COLUMNS, Column, RecordHead, TokenSampling

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from shm.private import make_private
+from shm.ring.private import make_private
 from trainer_hook.batches.group import Group
 
 

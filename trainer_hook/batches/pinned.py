@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from shm.segment import Segment
+from shm.ring.segment import Segment
 
 log = logging.getLogger("trainer_hook")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from shm.reader import RingReader
-from shm.words import Descriptor
+from shm.ring.reader import RingReader
+from shm.ring.words import Descriptor
 from trainer_hook import messages as m
 from trainer_hook.calls.kept import KeptArray, KeptGroup, KeptRecord, index_of, pack, unpack
 from trainer_hook.errors import HookStateError

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shm.channel import Channel
-from shm.endpoint import connect
+from shm.channels.channel import Channel
+from shm.channels.endpoint import connect
 from shm.errors import AttachTimeout, ChannelClosed, ChannelError, ChannelTimeout
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from trainer_hook.errors import HookStateError
 from trainer_hook.messages import PROTOCOL, Fatal, Hello, Refused, Welcome, decode, encode
 from trainer_hook.record import schema_fingerprint

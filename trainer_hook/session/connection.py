@@ -11,7 +11,7 @@ import logging
 import time
 
 from shm import errors as shm_errors
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from shm.errors import ChannelError, ChannelTimeout, FaRolloutError, MessageTooLarge
 from trainer_hook import errors as hook_errors
 from trainer_hook.errors import HookError, HubLost, Stalled

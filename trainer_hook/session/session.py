@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shm.fork import disarm_in_children
-from shm.reader import RingReader
+from shm.ring.reader import RingReader
 from trainer_hook import messages as m
 from trainer_hook.batches.leases import Leases
 from trainer_hook.errors import HookStateError

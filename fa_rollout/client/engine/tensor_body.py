@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from fa_rollout.client.base.errors import ControlFailed
-from fa_rollout.own_threads import in_thread
+from fa_rollout.process.own_threads import in_thread
 
 SLICE_BYTES = 3 << 18
 """Of the file; a multiple of 3, so that slices of base64 make one text."""

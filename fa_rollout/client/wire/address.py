@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from fa_rollout.client.base.errors import ClientError
-from fa_rollout.masking import masked_text
+from fa_rollout.process.masking import masked_text
 
 DEFAULT_PORT = 30000
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from fa_rollout import streams
+from fa_rollout.process import streams
 from shm.liveness import ParentWatch, wait_ended
 
 _LOOK_S = 0.5

@@ -14,20 +14,20 @@ import torch
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from fa_rollout.engines.embedded.about import About, Served
-from fa_rollout.engines.embedded.control import Control
-from fa_rollout.engines.embedded.door import door
-from fa_rollout.engines.embedded.engine import Engine
+from fa_rollout.engines.embedded.engine.engine import Engine
+from fa_rollout.engines.embedded.engine.frontend import Frontend
+from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import EngineStartError
-from fa_rollout.engines.embedded.frontend import Frontend
-from fa_rollout.engines.embedded.generation import Generation
-from fa_rollout.engines.embedded.http import answer_errors
-from fa_rollout.engines.embedded.protocol import ModelLimits
-from fa_rollout.engines.embedded.reply import Replies
-from fa_rollout.engines.embedded.runner import Runner
-from fa_rollout.engines.embedded.scheduler import Limits
+from fa_rollout.engines.embedded.model.runner import Runner
+from fa_rollout.engines.embedded.routes.about import About, Served
+from fa_rollout.engines.embedded.routes.control import Control
+from fa_rollout.engines.embedded.routes.door import door
+from fa_rollout.engines.embedded.routes.generation import Generation
+from fa_rollout.engines.embedded.routes.http import answer_errors
+from fa_rollout.engines.embedded.routes.protocol import ModelLimits
+from fa_rollout.engines.embedded.routes.reply import Replies
 from fa_rollout.engines.with_key import KEY_VARIABLE
-from fa_rollout.log_level import log_to_stderr
+from fa_rollout.process.log_level import log_to_stderr
 
 _BODY_BYTES = 64 << 20
 """Of any request; one that brings weights may be larger, but not than two models in base64."""

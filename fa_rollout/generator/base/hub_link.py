@@ -10,8 +10,8 @@ Invariant: nothing here blocks the loop; what is sent arrives in order.
 import asyncio
 
 from fa_rollout.generator.base.life import Life
-from shm.channel import Channel
-from shm.channel_loop import LoopChannel
+from shm.channels.channel import Channel
+from shm.channels.channel_loop import LoopChannel
 from trainer_hook.messages import Message, Ping, Pong, Resume, Stop, decode, encode
 
 

@@ -22,7 +22,7 @@ from fa_rollout.client.wire.decode import POSITIVE_TOLERANCE
 from fa_rollout.generator.base.errors import SampleRefused
 from fa_rollout.generator.turns.extras import extra_pieces
 from fa_rollout.sample import FinishReason, Sample
-from shm.ring import Descriptor, Field
+from shm import Descriptor, Field
 from trainer_hook.messages import Commit
 from trainer_hook.record import Column, ExtraColumn, RecordHead, TokenSampling, VersionSpan, columns_of
 

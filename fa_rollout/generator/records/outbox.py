@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from shm import Descriptor, Field, RingWriter
 from shm.errors import RecordTooLarge, RingFull
-from shm.ring import Descriptor, Field, RingWriter
 from trainer_hook.messages import Commit
 
 

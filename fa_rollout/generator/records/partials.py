@@ -24,10 +24,10 @@ from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.turns.job import HeadStart, Job
 from fa_rollout.generator.turns.requester import Requester
 from fa_rollout.generator.turns.turn import Draft
-from fa_rollout.own_threads import in_thread
+from fa_rollout.process.own_threads import in_thread
 from fa_rollout.sample import FinishReason, IntArray
 from fa_rollout.user_code.failure import in_one_line
-from shm.ring import Descriptor, Field
+from shm import Descriptor, Field
 from trainer_hook.calls.kept import (
     Block,
     Kept,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from fa_rollout.config import Run
 from fa_rollout.generator.base.frames import Chunk, Frames
 from fa_rollout.generator.turns.job import Ending, Job
-from fa_rollout.own_threads import in_thread
-from fa_rollout.private_files import append_private, make_private
+from fa_rollout.process.own_threads import in_thread
+from fa_rollout.process.private_files import append_private, make_private
 from fa_rollout.records.sample_file import FOLDER, MAGIC, FileName, WrittenGroup
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.failure import in_one_line

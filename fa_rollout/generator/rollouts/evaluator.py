@@ -31,7 +31,7 @@ from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.records.assemble import check_sample
 from fa_rollout.generator.rollouts.execution import Executions, Executor, Order, reason_of
 from fa_rollout.generator.turns.job import Job
-from fa_rollout.own_threads import in_thread
+from fa_rollout.process.own_threads import in_thread
 from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.failure import UserCodeFailed, in_one_line, told

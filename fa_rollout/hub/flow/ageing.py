@@ -11,7 +11,7 @@ from fa_rollout.hub.flow import composition
 from fa_rollout.hub.flow.books import Books, Group
 from fa_rollout.hub.flow.meter import Meter
 from fa_rollout.hub.flow.stream import End
-from shm.ring import RingTable
+from shm import RingTable
 from trainer_hook.messages import Settlement
 
 Note = Callable[..., None]

@@ -15,8 +15,8 @@ from fa_rollout.hub.flow.kept_groups import Kept
 from fa_rollout.hub.flow.meter import Meter
 from fa_rollout.hub.flow.replay import Recording
 from fa_rollout.hub.flow.stream import Source
+from shm import Descriptor, RingTable
 from shm.errors import DescriptorRefused
-from shm.ring import Descriptor, RingTable
 from trainer_hook.messages import Assignment, Commit, KeptEntry, Settled, Settlement
 
 OF_CHECKPOINT = (

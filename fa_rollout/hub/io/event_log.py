@@ -7,7 +7,7 @@ from types import TracebackType
 
 import msgspec
 
-from fa_rollout.private_files import append_private
+from fa_rollout.process.private_files import append_private
 
 FLUSH_BYTES = 1 << 16
 

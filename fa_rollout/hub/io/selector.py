@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from shm.errors import ChannelError
 from trainer_hook.messages import Fatal, Message, Stop, encode
 

@@ -12,7 +12,7 @@ from fa_rollout.hub.io.selector import Selector
 from fa_rollout.hub.reporting.figures import statistics
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
 from fa_rollout.observe.snapshot import Snapshot
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from trainer_hook import messages as m
 
 MAX_OBSERVERS = 32

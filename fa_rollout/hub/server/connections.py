@@ -14,8 +14,8 @@ from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.io.selector import Selector
 from fa_rollout.hub.reporting.observers import Observers
 from fa_rollout.hub.state.world import Attachment
-from shm.channel import Channel
-from shm.endpoint import Listener
+from shm.channels.channel import Channel
+from shm.channels.endpoint import Listener
 from shm.errors import ChannelClosed, ChannelError, LeaseError
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shm.channel import Channel
+from shm.channels.channel import Channel
 from shm.liveness import open_pidfd
 from trainer_hook.messages import Resume, encode
 

@@ -25,12 +25,12 @@ from fa_rollout.hub.requests.fed import FedStream
 from fa_rollout.hub.server.connections import Reception
 from fa_rollout.hub.server.generator_process import GENERATOR, GeneratorLife, preamble
 from fa_rollout.hub.state.world import Attachment
-from shm.channel import Channel
-from shm.endpoint import listen
+from shm import RingTable
+from shm.channels.channel import Channel
+from shm.channels.endpoint import listen
 from shm.errors import ChannelClosed, ChannelError
 from shm.liveness import ParentWatch
-from shm.ring import RingTable
-from shm.segment import Segment
+from shm.ring.segment import Segment
 from trainer_hook import messages as m
 
 TICK_S = 0.2

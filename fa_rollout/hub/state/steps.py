@@ -16,7 +16,7 @@ from fa_rollout.hub.flow.composition import Wait
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.state.delivery import Terms, assignment, cut, remainder
 from fa_rollout.hub.state.world import Attachment, Key, World
-from shm.ring import RingTable
+from shm import RingTable
 from trainer_hook.errors import UnsplittableBatch
 from trainer_hook.messages import Batch, Ended, Message, Outcome, Refused, Released
 

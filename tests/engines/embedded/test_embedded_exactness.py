@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from fa_rollout.engines.embedded.engine import Engine, PauseMode
+from fa_rollout.engines.embedded.engine.engine import Engine, PauseMode
+from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import UnsupportedModel
-from fa_rollout.engines.embedded.request import FinishKind, Request
-from fa_rollout.engines.embedded.runner import Runner
-from fa_rollout.engines.embedded.sampling_params import SamplingParams
-from fa_rollout.engines.embedded.scheduler import Limits
+from fa_rollout.engines.embedded.model.request import FinishKind, Request
+from fa_rollout.engines.embedded.model.runner import Runner
+from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 from tests.engines.reference import reference_logprobs
 
 TOLERANCE = 1e-4

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fa_rollout.engines.embedded.logit_adjuster import LogitAdjuster
-from fa_rollout.engines.embedded.request import Request
-from fa_rollout.engines.embedded.sampler import sample, uniforms
-from fa_rollout.engines.embedded.sampling_params import SamplingParams
+from fa_rollout.engines.embedded.model.logit_adjuster import LogitAdjuster
+from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.sampler import sample, uniforms
+from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 
 VOCAB_SIZE = 12
 LOGITS_V = torch.linspace(-2.0, 2.0, VOCAB_SIZE)[torch.randperm(VOCAB_SIZE, generator=torch.manual_seed(3))]
@@ -101,7 +101,9 @@ def test_random_numbers_differ_by_seed_and_by_position() -> None:
 
 def test_the_largest_random_number_never_draws_what_was_cut() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fa_rollout.engines.embedded.sampler.uniforms", lambda *_: np.array([1.0 - 2.0**-48]))
+        patch.setattr(
+            "fa_rollout.engines.embedded.model.sampler.uniforms", lambda *_: np.array([1.0 - 2.0**-48])
+        )
         tokens = sample(LOGITS_V[None].clone(), [make_request(0, top_k=2)]).token_ids
     assert tokens[0] in LOGITS_V.topk(2).indices.tolist()
 

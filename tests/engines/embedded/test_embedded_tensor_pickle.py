@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fa_rollout.engines.embedded.errors import WeightsRefused
-from fa_rollout.engines.embedded.tensor_pickle import read_tensors
+from fa_rollout.engines.embedded.routes.tensor_pickle import read_tensors
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])

@@ -14,7 +14,7 @@ from embedded_client import Client, connect, output_logprobs
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from fa_rollout.engines.embedded.launch import EmbeddedEngine
-from fa_rollout.engines.embedded.weights import Weights
+from fa_rollout.engines.embedded.model.weights import Weights
 from tests.engines.reference import reference_logprobs
 
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}

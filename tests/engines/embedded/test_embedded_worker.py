@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from fa_rollout.engines.embedded.engine import Engine
+from fa_rollout.engines.embedded.engine.engine import Engine
+from fa_rollout.engines.embedded.engine.frontend import Frontend
+from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import EngineStopped
-from fa_rollout.engines.embedded.frontend import Frontend
-from fa_rollout.engines.embedded.request import Request
-from fa_rollout.engines.embedded.runner import Runner
-from fa_rollout.engines.embedded.sampling_params import SamplingParams
-from fa_rollout.engines.embedded.scheduler import Limits
+from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.runner import Runner
+from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 
 
 class FailingRunner(Runner):

@@ -119,7 +119,7 @@ def test_a_killed_generator_costs_no_prompt(tmp_path: Path, model: Path, engines
     made = engines(1, tokens_per_s=150.0)
     run = Training(tmp_path, model, made, "--num-rollout", "6", "--partial-rollout")
     run.until(lambda: len(run.steps()) >= 2)
-    for process in run.below("fa_rollout.slime.generator"):
+    for process in run.below("fa_rollout.slime.generation.generator"):
         process.kill()
     assert sorted(trained(run.wait())) == list(range(6 * BATCH * NUM_SAMPLES))
     assert "start again with the next one" in run.output.read_text()

@@ -1,0 +1,1 @@
+"""The loop of steps, the thread that owns it, and the door to it from the event loop."""

@@ -1,0 +1,1 @@
+"""SGLang's HTTP protocol: one file per group of routes, and what they read and answer."""

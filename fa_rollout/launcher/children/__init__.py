@@ -1,0 +1,1 @@
+"""Processes that the launcher starts, the hub among them: watched, read and ended."""

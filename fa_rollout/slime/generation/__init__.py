@@ -1,0 +1,1 @@
+"""In the generator: slime's own functions, run to a record."""

@@ -1,0 +1,94 @@
+"""The generator under slime: `python -m fa_rollout.slime.generation.generator`, started by the hub.
+
+In: an inherited channel and ring, and slime's arguments. Out: messages and records, until its life ends.
+Invariant: the loop runs on the main thread, since reward functions may use SIGALRM; slime, and torch with it,
+is imported beside the first requests, not before them.
+"""
+
+import pickle
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from fa_rollout.client.base.policy import FailurePolicy
+from fa_rollout.client.engine.network import open_session
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.config import Config, from_dict
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import Life
+from fa_rollout.generator.main import leave, main
+from fa_rollout.process.own_threads import in_thread
+from fa_rollout.slime.arguments import takes_fast_path
+from fa_rollout.slime.generation.loop import SlimeGenerator
+from fa_rollout.slime.options import Options
+from fa_rollout.slime.wire import Setup
+from fa_rollout.user_code.guard import LoopGuard
+from shm import RingWriter
+from shm.ring.segment import Segment
+from trainer_hook.messages import Resume
+from trainer_hook.record import run_number, schema_fingerprint
+
+
+async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> SlimeGenerator:
+    """Read the run from the hub and open all that it needs; slime itself is imported later.
+
+    Raises:
+        ClientError: the engines do not come up.
+    """
+    tree = msgspec.json.decode(await link.preamble())
+    config = from_dict(tree["config"])
+    life.grace_s = float(config.run.grace_s)
+    stack.enter_context(LoopGuard(config.run.heartbeat_s / 2))
+    resume = await link.receive()
+    assert isinstance(resume, Resume), "the hub's first message is Resume"
+    setup = msgspec.msgpack.decode(resume.payload, type=Setup)
+    args = pickle.loads(setup.args)
+    options = msgspec.convert(setup.options, Options)
+    # Ray actors that post for slime cannot be reached from outside of Ray.
+    args.use_distributed_post = False
+    policy = FailurePolicy(
+        max_attempts=60,
+        request_timeout_s=config.engine.request_timeout_s,
+        unavailable_timeout_s=config.trainer.stall_s,
+        backoff_cap_s=2.0,
+    )
+    pool = await _open_pool(config, policy, stack) if takes_fast_path(args, options) else None
+    session = await stack.enter_async_context(open_session(policy))
+    segment = await in_thread(Segment.attach, ring_fd, writable=True)
+    writer = RingWriter(
+        segment,
+        run=run_number(tree["run"]),
+        schema=schema_fingerprint(),
+        incarnation=resume.incarnation,
+        head=resume.head,
+        tail=resume.tail,
+        sequence=resume.sequence,
+    )
+    return SlimeGenerator(
+        config,
+        args,
+        options,
+        directory=setup.directory,
+        writer=writer,
+        resume=resume,
+        link=link,
+        life=life,
+        pool=pool,
+        session=session,
+    )
+
+
+async def _open_pool(config: Config, policy: FailurePolicy, stack: AsyncExitStack) -> EnginePool:
+    pool = EnginePool(
+        config.engine.urls,
+        router=True,
+        max_concurrent_samples=config.engine.max_concurrent_samples,
+        policy=policy,
+        # slime pauses for its updates: to go on in the middle of one is to sample from half-new weights.
+        ends_pauses=False,
+    )
+    return await stack.enter_async_context(pool)
+
+
+if __name__ == "__main__":
+    leave(lambda: main(open_generator))

@@ -1,0 +1,257 @@
+"""The generator's loop under slime, after its start.
+
+| who | waits for | unblocked by |
+|---|---|---|
+| a group | slime to be imported; a place among the samples | a thread; a sample that ends |
+| a sample | its answers | the engines, which slime pauses and updates as it likes |
+| a finished group | room in the ring | `Tail` |
+
+Invariant: engines are never paused, continued, updated or relabelled from here: they are slime's.
+"""
+
+import asyncio
+import gc
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+
+from fa_rollout.client.pool import EnginePool
+from fa_rollout.config import Config, ConfigError
+from fa_rollout.data.tokenizer import eos_ids_in
+from fa_rollout.filters import RejectionBound
+from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.hub_link import HubLink
+from fa_rollout.generator.base.life import End, Life
+from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
+from fa_rollout.generator.drain import drain
+from fa_rollout.generator.records.outbox import Outbox
+from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.turns.ending import Ends
+from fa_rollout.generator.turns.requester import PartialPolicy, Requester
+from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.process.own_threads import in_thread
+from fa_rollout.slime import upstream
+from fa_rollout.slime.arguments import num_engines, shows_samples
+from fa_rollout.slime.generation.errand import Places
+from fa_rollout.slime.generation.fast import EarlyStart, FastGenerate
+from fa_rollout.slime.generation.runner import SlimeRunner
+from fa_rollout.slime.generation.transport import Transport
+from fa_rollout.slime.generation.whole import Whole, WholeGenerate, learn_ends, whole_function
+from fa_rollout.slime.options import Options
+from fa_rollout.slime.upstream import Upstream
+from shm import RingWriter
+from trainer_hook import messages as m
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WARNING = 16
+"""Restarts; the next warning comes at twice as many."""
+
+
+class SlimeGenerator:
+    """One life of the generator under slime, after its start."""
+
+    def __init__(
+        self,
+        config: Config,
+        args: Any,
+        options: Options,
+        *,
+        directory: str,
+        writer: RingWriter,
+        resume: m.Resume,
+        link: HubLink,
+        life: Life,
+        pool: EnginePool | None,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self._args, self._options = args, options
+        self._resume, self._link, self._life, self._pool = resume, link, life, pool
+        self._rollout_id = resume.step
+        self._warn_at = _FIRST_WARNING
+        self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
+        self._transport = Transport(
+            session, book=self._book, router=config.engine.urls[0], patience_s=config.trainer.stall_s
+        )
+        self._sending = Gate()
+        self._ends = Ends(eos_ids_in(args.hf_checkpoint))
+        self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
+        self._capacity = config.engine.max_concurrent_samples * max(1, num_engines(args))
+        self._dispatcher = Dispatcher(
+            capacity=self._capacity,
+            samples_per_group=config.rollout.samples_per_group,
+            group_timeout_s=config.rollout.group_timeout_s,
+            send=link.send,
+            published_version=lambda: self._book.published,
+            sending=self._sending,
+        )
+        self._requester = None if pool is None else self._make_requester(config, pool)
+        self._outbox = Outbox(writer, send=link.send, on_backlog=self._dispatcher.on_backlog)
+        self._runner = SlimeRunner(
+            args=args,
+            options=options,
+            directory=directory,
+            slime=self._slime,
+            outbox=self._outbox,
+            send=link.send,
+            depart=self._dispatcher.depart,
+            book=self._book,
+            num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
+            early=self._early_start(),
+            rejections=_rejection_bound(config, args),
+            idle_s=config.idle_timeout_s,
+        )
+
+    def _early_start(self) -> EarlyStart | None:
+        if self._requester is None:
+            return None
+        early = EarlyStart(self._args, self._requester)
+        return early if early.is_possible else None
+
+    def _make_requester(self, config: Config, pool: EnginePool) -> Requester:
+        return Requester(
+            pool,
+            book=self._book,
+            gate=self._sending,
+            policy=PartialPolicy(resume=config.rollout.partial == "resume"),
+            seed=None,
+            on_first_request=self._dispatcher.depart,
+            ends=self._ends,
+        )
+
+    async def serve(self) -> End:
+        """Work until the end; returns why it ended."""
+        async with asyncio.TaskGroup() as services:
+            running = [
+                services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),  # type: ignore[arg-type]
+                services.create_task(self._obey(), name="hub"),
+                services.create_task(self._import_slime(), name="slime"),
+            ]
+            self._link.send(self._ready())
+            end = await self._life.ended()
+            await drain(
+                end,
+                sending=self._sending,
+                dispatcher=self._dispatcher,
+                requester=self._requester,
+                link=self._link,
+            )
+            for task in running:
+                task.cancel()
+        return end
+
+    async def _import_slime(self) -> None:
+        """Import slime beside the requests that are under way already.
+
+        Raises:
+            ConfigError: it cannot be imported, in this life or any other.
+        """
+        try:
+            slime = await in_thread(upstream.load)
+            await in_thread(slime.http_utils.init_http_client, self._args)
+        except ImportError as error:
+            raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
+        state = await in_thread(slime.sglang_rollout.GenerateState, self._args)
+        self._set_up(slime, state.tokenizer)
+        slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
+        # torch and transformers stay for good: no collection shall walk their million objects again.
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 1_000)  # samples and their traces are many small objects without cycles
+        self._slime.set_result(slime)
+
+    def _set_up(self, slime: Upstream, tokenizer: Any) -> None:
+        """Put our client where slime's is."""
+        slime.http_utils._post = self._transport.post
+        learn_ends(self._ends, tokenizer)
+        whole = Whole(slime, tokenizer, self._ends)
+        if self._requester is None:
+            slime.sglang_rollout.generate = WholeGenerate(slime.sglang_rollout.generate, whole)
+        else:
+            arrays = self._options.arrays or not shows_samples(self._args)
+            slime.sglang_rollout.generate = FastGenerate(slime, self._requester, whole, arrays=arrays)
+        slime.sglang_rollout.load_function = self._loader(slime, whole)
+        slime.sample_hooks.set_current_rollout_id(self._rollout_id)
+
+    def _loader(self, slime: Upstream, whole: Whole) -> Callable[[str], Any]:
+        """slime's `load_function`, as its rollouts call it: generate functions are reviewed."""
+
+        def load(path: str) -> Any:
+            function = slime.load_function(path)
+            is_own = path == self._args.custom_generate_function_path
+            is_generate = is_own or "sampling_params" in inspect.signature(function).parameters
+            return whole_function(function, whole) if is_generate else function
+
+        return load
+
+    async def _obey(self) -> None:
+        while True:
+            self._handle(await self._link.receive())
+
+    def _handle(self, message: m.Message) -> None:
+        match message:
+            case m.Start():
+                self._runner.stock(message.groups, message.payloads)
+                self._dispatcher.add(message.groups)
+            case m.Tail():
+                self._outbox.set_tail(message.position)
+            case m.Drop():
+                self._dispatcher.drop(message.groups, message.reason)
+            case m.Announce():
+                self._announced(message)
+            case _:
+                logger.warning("event=message_ignored kind=%s", type(message).__name__)
+
+    def _announced(self, message: m.Announce) -> None:
+        self._rollout_id = message.step
+        self._book.confirm(max(self._book.published, message.held))
+        if self._slime.done():
+            self._slime.result().sample_hooks.set_current_rollout_id(message.step)
+
+    def _ready(self) -> m.GeneratorReady:
+        engines = () if self._pool is None else self._pool.engines
+        return m.GeneratorReady(
+            incarnation=self._resume.incarnation,
+            num_prompts=0,
+            engines=[engine.url for engine in engines],
+            spans=bool(engines) and all(engine.has_spans for engine in engines),
+            concurrency=self._capacity,
+        )
+
+    def figures(self) -> Figures:
+        """Where this generator stands."""
+        counts = {} if self._requester is None else asdict(self._requester.counts)
+        num_restarts = int(counts.get("restarts", 0)) + self._runner.num_restarts
+        if num_restarts >= self._warn_at:
+            self._warn_of_restarts(num_restarts, num_restarts + self._runner.num_samples)
+        pool = None if self._pool is None else self._pool.statistics()
+        if pool is not None:
+            counts |= {"in_flight": pool.num_in_flight, "waiting_for_engines": pool.num_waiting}
+        return Figures(
+            num_queued=self._dispatcher.num_queued,
+            num_running=self._dispatcher.num_running,
+            num_waiting_for_ring=self._outbox.num_waiting,
+            num_tokens=int(counts.get("tokens", 0)),
+            others=counts | {"records": self._outbox.num_written},
+            engines=[] if pool is None else engine_figures(pool),
+            slowest=[] if pool is None else slowest_requests(pool),
+        )
+
+    def _warn_of_restarts(self, num_restarts: int, num_answers: int) -> None:
+        """Without `--partial-rollout` answers that cannot outlast an update are thrown away each time."""
+        self._warn_at = 2 * num_restarts
+        text = (
+            f"{num_restarts} of {num_answers} answers ({num_restarts / num_answers:.0%}) were cut off by "
+            "an update of the weights and thrown away, since they take longer than the time between two; "
+            "with --partial-rollout they go on from the tokens that they have"
+        )
+        self._link.send(m.Warned(text=text))
+
+
+def _rejection_bound(config: Config, args: Any) -> RejectionBound:
+    assert config.rollout.max_rejections is not None, "the manager has set it"
+    name = args.dynamic_sampling_filter_path or ""
+    return RejectionBound(name, config.rollout.max_rejections, option="fa_rollout_max_rejections")

@@ -1,0 +1,1 @@
+"""In slime's rollout manager: the hub, prompts in, samples out."""

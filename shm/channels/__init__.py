@@ -1,0 +1,1 @@
+"""The control channel: messages over Unix sockets, with their ends found and accepted."""
