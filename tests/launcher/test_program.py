@@ -12,8 +12,8 @@ import pytest
 from fa_rollout.client.engine import network
 from fa_rollout.config import Config, ConfigError, from_dict
 from fa_rollout.engines import with_key
+from fa_rollout.launcher.engines import program
 from fa_rollout.launcher.engines.engine_key import engine_key
-from fa_rollout.launcher.engines.engines import program
 from fa_rollout.preflight import check_launch
 
 KEY = "the-key"

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fa_rollout.config import Config
+from fa_rollout.launcher.engines import program
 from fa_rollout.launcher.engines.engine import EngineKeeper
 from fa_rollout.launcher.engines.engine_key import engine_key
-from fa_rollout.launcher.engines.engines import program
 
 Change = Callable[[str, bool], None]
 """(address of an engine, whether it joins) to whoever tells the generator."""
