@@ -1,107 +1,84 @@
-"""The generator's parts put together, and its one loop over the hub's messages.
+"""The generator for a data set of prompts: its parts put together, and the messages that only it gets.
 
 | who | waits for | unblocked by |
 |---|---|---|
-| a group | a place among the samples | a sample that ends |
-| a sample | its answers | the engines; the pool's deadlines |
-| every request | engines that stand still | `updates`, at the latest when the lease ends |
-| a finished group | room in the ring | `Tail` |
-| nothing of the loop | the ring, the engines, user code | |
+| every request | paused engines | `updates`, at the latest when the lease ends |
 
-Invariant: every `Start`ed group is answered exactly once while the process lives; what dies with it is the
-hub's to give out again.
+The rest of the table is in `serving`.
 """
 
 import asyncio
-import logging
+from collections.abc import Coroutine
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config
 from fa_rollout.generator.base.error_text import tellable
-from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import End, Life
-from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
-from fa_rollout.generator.drain import drain
-from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.records.partials import PartialKeeper
 from fa_rollout.generator.records.sample_log import SampleLog
-from fa_rollout.generator.rollouts.dispatcher import Dispatcher
 from fa_rollout.generator.rollouts.evaluator import Evaluator
 from fa_rollout.generator.rollouts.execution import Executor
 from fa_rollout.generator.rollouts.group import GroupRunner
 from fa_rollout.generator.rollouts.rollout import Rollout
+from fa_rollout.generator.serving import ServingGenerator, ring_writer
 from fa_rollout.generator.startup import Parts, answer_ends
 from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import HeadStart
-from fa_rollout.generator.turns.requester import PartialPolicy, Requester
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.generator.updates.engine_updates import EngineUpdates, pause_mode
 from fa_rollout.generator.updates.following import FollowedUpdates, follows
 from fa_rollout.generator.updates.membership import EngineChanges
 from fa_rollout.user_code.failure import in_one_line
-from shm import RingWriter
 from trainer_hook import messages as m
-from trainer_hook.record import columns_of, run_number, schema_fingerprint
-
-logger = logging.getLogger(__name__)
+from trainer_hook.record import columns_of, schema_fingerprint
 
 SETTLE_S = 20.0
 """Longest wait for our aborted requests before an update, where engines tell no version spans."""
 
 
-class Generator:
+class Generator(ServingGenerator):
     """One life of the generator, after its start."""
 
     def __init__(
         self, config: Config, parts: Parts, *, run: str, resume: m.Resume, link: HubLink, life: Life
     ) -> None:
-        self._parts = parts
-        self._resume = resume
-        self._link = link
-        self._life = life
-        has_spans = all(engine.has_spans for engine in parts.pool.engines)
-        self._has_spans = has_spans
-        mode = pause_mode(config.engine.pause_mode, has_spans=has_spans)
+        self._samples = SampleLog(config.run, name=run, incarnation=resume.incarnation, warn=self._warn)
+        schema = schema_fingerprint(columns_of(config.record.columns))
         book = VersionBook(lineage=resume.lineage, published=resume.version)
-        self._sending = Gate()
+        super().__init__(
+            config,
+            resume=resume,
+            link=link,
+            life=life,
+            book=book,
+            writer=ring_writer(config, parts.segment, resume, run=run, schema=schema),
+            capacity=_capacity(config, parts.pool),
+            on_ended=self._samples.ended,
+        )
+        self._parts = parts
         parts.rewards.warn = self._warn
         for name, patience in (("engines", parts.pool.patience), ("rewards", parts.rewards.patience)):
             patience.on_change = partial(self._sending.freeze, name)
-        self._samples = SampleLog(config.run, name=run, incarnation=resume.incarnation, warn=self._warn)
-        self._config = config
-        self._dispatcher = Dispatcher(
-            capacity=_capacity(config, parts.pool),
-            samples_per_group=config.rollout.samples_per_group,
-            group_timeout_s=config.rollout.group_timeout_s,
-            send=link.send,
-            published_version=lambda: book.published,
-            sending=self._sending,
-            on_ended=self._samples.ended,
-        )
-        self._requester = Requester(
+        requester = self._request_by(
             parts.pool,
-            book=book,
-            gate=self._sending,
-            policy=PartialPolicy(resume=config.rollout.partial == "resume"),
             seed=config.sampling.seed,
-            on_first_request=self._dispatcher.depart,
             context_length=parts.pool.context_length,
             ends=Ends(
                 answer_ends(config, parts), lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=False)
             ),
             keys_cache=config.engine.cache_per_version,
         )
-        self._outbox = Outbox(
-            _ring_writer(config, parts, run, resume), send=link.send, on_backlog=self._dispatcher.on_backlog
-        )
         executor = Executor(
             config,
             tokenizer=parts.tokenizer,
-            rollout=Rollout(config, self._requester, parts.tokenizer, parts.generate),
+            rollout=Rollout(config, requester, parts.tokenizer, parts.generate),
             rewards=parts.rewards,
             context_length=parts.pool.context_length,
         )
@@ -113,7 +90,7 @@ class Generator:
             outbox=self._outbox,
             log=self._samples,
         )
-        self._partials = PartialKeeper(config, self._requester, self._sending, warn=self._warn)
+        self._partials = PartialKeeper(config, requester, self._sending, warn=self._warn)
         self._evaluator = Evaluator(config, executor=executor, sending=self._sending, send=link.send)
         self._changes = EngineChanges(
             parts.pool,
@@ -121,62 +98,42 @@ class Generator:
             on_capacity=self._resize,
             send=link.send,
         )
+        has_spans = all(engine.has_spans for engine in parts.pool.engines)
         updates = FollowedUpdates if follows(config) else EngineUpdates
         self._updates = updates(
             parts.pool,
-            requester=self._requester,
+            requester=requester,
             book=book,
             gates=(self._sending, self._dispatcher.gate),
-            mode=mode,
+            mode=pause_mode(config.engine.pause_mode, has_spans=has_spans),
             settle_s=SETTLE_S,
             send=link.send,
         )
-
         self.strangers: list[str] = []
         """Engines that hold another run's weights: they get their first ones by an update."""
 
-    async def serve(self) -> End:
-        """Work until the end; returns why it ended."""
-        async with asyncio.TaskGroup() as services:
-            running = [
-                services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),
-                services.create_task(self._updates.run(), name="updates"),
-                services.create_task(self._samples.run(), name="sample-log"),
-                services.create_task(self._parts.pool.until_taken(), name="taken"),
-                services.create_task(self._obey(services), name="hub"),
-            ]
-            self._link.send(self._ready())
-            end = await self._life.ended()
-            await drain(
-                end,
-                sending=self._sending,
-                dispatcher=self._dispatcher,
-                requester=self._requester,
-                link=self._link,
-            )
-            self._evaluator.drop_all()
-            for task in running:
-                task.cancel()
-        return end
+    @property
+    def _groups(self) -> GroupRunner:
+        return self._runner
 
-    # --- the hub's messages -----------------------------------------------------------------------
+    def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {
+            "updates": self._updates.run(),
+            "sample-log": self._samples.run(),
+            "taken": self._parts.pool.until_taken(),
+        }
 
-    async def _obey(self, services: asyncio.TaskGroup) -> None:
-        """Hand every message to whom it concerns; nothing here waits but for the next one."""
-        while True:
-            self._handle(await self._link.receive(), services)
+    async def _drain(self, end: End) -> None:
+        await super()._drain(end)
+        self._evaluator.drop_all()
 
-    def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> None:
+    def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> bool:
         match message:
             case m.Start():
                 starts = [HeadStart(path=message.kept_path, entry=entry) for entry in message.kept]
                 self._dispatcher.add(message.groups, starts)
             case m.SavePartials():
                 services.create_task(self._save_partials(message), name="partials")
-            case m.Tail():
-                self._outbox.set_tail(message.position)
-            case m.Drop():
-                self._dispatcher.drop(message.groups, message.reason)
             case m.AbortRunning():
                 services.create_task(self._abort(message), name="abort")
             case m.RunEvaluation():
@@ -188,10 +145,12 @@ class Generator:
             case m.PauseEngines() | m.EngineStage() | m.PublishWeights() | m.ContinueEngines():
                 self._updates.order(message)
             case _:
-                logger.warning("event=message_ignored kind=%s", type(message).__name__)
+                return False
+        return True
 
     async def _abort(self, message: m.AbortRunning) -> None:
         try:
+            assert self._requester is not None
             await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
         except Exception as error:  # whatever it is: the requests end by themselves
             self._warn(f"requests were not aborted: {in_one_line(error)}")
@@ -205,47 +164,26 @@ class Generator:
 
     def _resize(self) -> int:
         """Engines came or went: samples that they take at once now."""
-        capacity = _capacity(self._config, self._parts.pool)
-        self._dispatcher.resize(capacity)
-        return capacity
-
-    # --- figures ----------------------------------------------------------------------------------
+        self._capacity = _capacity(self._config, self._parts.pool)
+        self._dispatcher.resize(self._capacity)
+        return self._capacity
 
     def _ready(self) -> m.GeneratorReady:
-        return m.GeneratorReady(
-            incarnation=self._resume.incarnation,
+        return msgspec.structs.replace(
+            super()._ready(),
             num_prompts=len(self._parts.source),
-            engines=[engine.url for engine in self._parts.pool.engines],
-            spans=self._has_spans,
-            concurrency=_capacity(self._config, self._parts.pool),
             known_engines=[asdict(engine) for engine in self._parts.pool.engines],
             first_weights=_first_weights(self._config, self._parts.pool),
             strangers=self.strangers,
         )
 
-    def figures(self) -> Figures:
-        """Where this generator stands."""
-        pool, rewards = self._parts.pool.statistics(), self._parts.rewards.statistics()
-        return Figures(
-            num_queued=self._dispatcher.num_queued,
-            num_running=self._dispatcher.num_running,
-            num_waiting_for_ring=self._outbox.num_waiting,
-            num_tokens=self._requester.counts.tokens,
-            others=asdict(self._requester.counts)
-            | {
-                "records": self._outbox.num_written,
-                "in_flight": pool.num_in_flight,
-                "waiting_for_engines": pool.num_waiting,
-                "oldest_request_s": pool.oldest_age_s,
-                "paused_s": pool.paused_s,
-                "is_paused": float(pool.is_paused),
-                "evaluations": self._evaluator.num_running,
-                "rewards_in_progress": rewards.num_in_progress,
-                "rewards_failed": sum(rewards.num_failed.values()),
-            },
-            engines=engine_figures(pool),
-            slowest=self._dispatcher.oldest() + slowest_requests(pool),
-        )
+    def _own_figures(self) -> dict[str, float]:
+        rewards = self._parts.rewards.statistics()
+        return {
+            "evaluations": self._evaluator.num_running,
+            "rewards_in_progress": rewards.num_in_progress,
+            "rewards_failed": sum(rewards.num_failed.values()),
+        }
 
 
 def _capacity(config: Config, pool: EnginePool) -> int:
@@ -263,16 +201,3 @@ def _first_weights(config: Config, pool: EnginePool) -> str | None:
     # A tokenizer may have a folder of its own.
     has_weights = any(first.glob("*.safetensors")) or any(first.glob("*.bin"))
     return str(first) if first != Path() and has_weights else None
-
-
-def _ring_writer(config: Config, parts: Parts, run: str, resume: m.Resume) -> RingWriter:
-    return RingWriter(
-        parts.segment,
-        run=run_number(run),
-        schema=schema_fingerprint(columns_of(config.record.columns)),
-        incarnation=resume.incarnation,
-        head=resume.head,
-        tail=resume.tail,
-        sequence=resume.sequence,
-        checksum_payload=config.ring.checksum_payload,
-    )

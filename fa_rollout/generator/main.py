@@ -19,41 +19,31 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from fa_rollout.client.base.errors import ClientError
-from fa_rollout.config import ConfigError, from_dict
+from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.base.error_text import tellable, traced
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import End, Life
-from fa_rollout.generator.base.pulse import Figures, Heart
+from fa_rollout.generator.base.pulse import Heart
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.generator import Generator
+from fa_rollout.generator.serving import ServingGenerator, read_run
 from fa_rollout.generator.startup import bring_to_version, expect_version, open_parts
 from fa_rollout.generator.updates.following import follows
 from fa_rollout.process import streams
 from fa_rollout.process.log_level import configure
 from fa_rollout.rewards.remote import RewardServerLost
-from fa_rollout.user_code.guard import LoopGuard
 from fa_rollout.user_code.loop import HardenedLoop
 from shm.channels.channel import Channel
-from trainer_hook.messages import GaveUp, Message, Resume, Warned
+from trainer_hook.messages import GaveUp, Message, Warned
 
 EXIT_GAVE_UP = 3
 
 
-class Loop(Protocol):
-    """A generator that is open."""
-
-    async def serve(self) -> End: ...
-
-    def figures(self) -> Figures: ...
-
-
-Open = Callable[[HubLink, int, Life, AsyncExitStack], Coroutine[Any, Any, Loop]]
+Open = Callable[[HubLink, int, Life, AsyncExitStack], Coroutine[Any, Any, ServingGenerator]]
 """(hub, ring, life, what closes the parts) to a generator; reads the hub's first two frames."""
 
 
@@ -132,23 +122,14 @@ def _settle_memory() -> None:
 
 
 async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> Generator:
-    tree = msgspec.json.decode(await link.preamble())
-    config = from_dict(tree["config"])
-    life.grace_s = float(config.run.grace_s)
-    stack.enter_context(LoopGuard(config.run.heartbeat_s / 2))
-    parts, resume = await open_parts(config, lambda: _resume(link), ring_fd, stack)
-    generator = Generator(config, parts, run=tree["run"], resume=resume, link=link, life=life)
+    run, config = await read_run(link, life, stack)
+    parts, resume = await open_parts(config, link.resume, ring_fd, stack)
+    generator = Generator(config, parts, run=run, resume=resume, link=link, life=life)
     if not follows(config):
         generator.strangers = await bring_to_version(parts.pool, resume)
     elif not resume.weights_pending:
         await expect_version(parts.pool, resume)
     return generator
-
-
-async def _resume(link: HubLink) -> Resume:
-    resume = await link.receive()
-    assert isinstance(resume, Resume), "the hub's first message is Resume"
-    return resume
 
 
 async def _tell(link: HubLink, message: Message) -> None:

@@ -38,6 +38,12 @@ class HubLink:
         """The first frame."""
         return await asyncio.shield(self._preamble)
 
+    async def resume(self) -> Resume:
+        """Where the run stands, once this is the generator."""
+        resume = await self.receive()
+        assert isinstance(resume, Resume), "the hub's first message is Resume"
+        return resume
+
     async def receive(self) -> Message:
         """The next message, but for those that are acted on here."""
         return await self._messages.get()

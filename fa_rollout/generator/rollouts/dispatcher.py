@@ -21,20 +21,28 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
+from typing import Protocol
 
 from fa_rollout.client.base.errors import EngineUnavailable
 from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.base.error_text import tellable, traced
-from fa_rollout.generator.base.gate import Gate
+from fa_rollout.generator.base.gate import Gate, GateDeadline
 from fa_rollout.generator.base.slots import Places
-from fa_rollout.generator.rollouts.group import GroupRunner
+from fa_rollout.generator.rollouts.execution import Slot
 from fa_rollout.generator.turns.job import Ending, HeadStart, Job
 from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.user_code.failure import told
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
 
 logger = logging.getLogger(__name__)
+
+
+class RunsGroups(Protocol):
+    """What makes groups."""
+
+    async def run(self, job: Job, slot: Slot, deadline: GateDeadline) -> Ending | None:
+        """Carry a group out; None when it is committed, or was answered already."""
 
 
 class Dispatcher:
@@ -67,7 +75,7 @@ class Dispatcher:
         self._on_ended = on_ended
         self.gate = Gate(on_open=self._pump)
         """What holds the dispatch of groups."""
-        self._runner: GroupRunner | None = None
+        self._runner: RunsGroups | None = None
         self._retries: deque[Job] = deque()
         self._fresh: deque[Job] = deque()
         self._running: set[Job] = set()
@@ -77,7 +85,7 @@ class Dispatcher:
         self._departed: list[int] = []
         self._is_over = False
 
-    async def run(self, runner: GroupRunner) -> None:
+    async def run(self, runner: RunsGroups) -> None:
         """Carry groups out until cancelled; then all that runs is cancelled too."""
         self._runner = runner
         async with asyncio.TaskGroup() as self._tasks:

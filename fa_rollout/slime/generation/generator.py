@@ -13,20 +13,18 @@ import msgspec
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.pool import EnginePool
-from fa_rollout.config import Config, from_dict
+from fa_rollout.config import Config
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import Life
 from fa_rollout.generator.main import leave, main
+from fa_rollout.generator.serving import read_run, ring_writer
 from fa_rollout.process.own_threads import in_thread
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.generation.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
 from fa_rollout.slime.wire import Setup
-from fa_rollout.user_code.guard import LoopGuard
-from shm import RingWriter
 from shm.ring.segment import Segment
-from trainer_hook.messages import Resume
-from trainer_hook.record import run_number, schema_fingerprint
+from trainer_hook.record import schema_fingerprint
 
 
 async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> SlimeGenerator:
@@ -35,12 +33,8 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     Raises:
         ClientError: the engines do not come up.
     """
-    tree = msgspec.json.decode(await link.preamble())
-    config = from_dict(tree["config"])
-    life.grace_s = float(config.run.grace_s)
-    stack.enter_context(LoopGuard(config.run.heartbeat_s / 2))
-    resume = await link.receive()
-    assert isinstance(resume, Resume), "the hub's first message is Resume"
+    run, config = await read_run(link, life, stack)
+    resume = await link.resume()
     setup = msgspec.msgpack.decode(resume.payload, type=Setup)
     args = pickle.loads(setup.args)
     options = msgspec.convert(setup.options, Options)
@@ -55,15 +49,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     pool = await _open_pool(config, policy, stack) if takes_fast_path(args, options) else None
     session = await stack.enter_async_context(open_session(policy))
     segment = await in_thread(Segment.attach, ring_fd, writable=True)
-    writer = RingWriter(
-        segment,
-        run=run_number(tree["run"]),
-        schema=schema_fingerprint(),
-        incarnation=resume.incarnation,
-        head=resume.head,
-        tail=resume.tail,
-        sequence=resume.sequence,
-    )
+    writer = ring_writer(config, segment, resume, run=run, schema=schema_fingerprint())
     return SlimeGenerator(
         config,
         args,

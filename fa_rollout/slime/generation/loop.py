@@ -1,20 +1,18 @@
-"""The generator's loop under slime, after its start.
+"""The generator under slime: its parts put together, and slime imported beside the first requests.
 
 | who | waits for | unblocked by |
 |---|---|---|
-| a group | slime to be imported; a place among the samples | a thread; a sample that ends |
+| a group | slime to be imported | a thread |
 | a sample | its answers | the engines, which slime pauses and updates as it likes |
-| a finished group | room in the ring | `Tail` |
 
+The rest of the table is in `fa_rollout.generator.serving`.
 Invariant: engines are never paused, continued, updated or relabelled from here: they are slime's.
 """
 
 import asyncio
 import gc
 import inspect
-import logging
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -23,15 +21,11 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.tokenizer import eos_ids_in
 from fa_rollout.filters import RejectionBound
-from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.hub_link import HubLink
-from fa_rollout.generator.base.life import End, Life
-from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
-from fa_rollout.generator.drain import drain
-from fa_rollout.generator.records.outbox import Outbox
-from fa_rollout.generator.rollouts.dispatcher import Dispatcher
+from fa_rollout.generator.base.life import Life
+from fa_rollout.generator.base.pulse import Figures
+from fa_rollout.generator.serving import ServingGenerator
 from fa_rollout.generator.turns.ending import Ends
-from fa_rollout.generator.turns.requester import PartialPolicy, Requester
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.process.own_threads import in_thread
 from fa_rollout.slime import upstream
@@ -46,13 +40,11 @@ from fa_rollout.slime.upstream import Upstream
 from shm import RingWriter
 from trainer_hook import messages as m
 
-logger = logging.getLogger(__name__)
-
 _FIRST_WARNING = 16
 """Restarts; the next warning comes at twice as many."""
 
 
-class SlimeGenerator:
+class SlimeGenerator(ServingGenerator):
     """One life of the generator under slime, after its start."""
 
     def __init__(
@@ -69,28 +61,26 @@ class SlimeGenerator:
         pool: EnginePool | None,
         session: aiohttp.ClientSession,
     ) -> None:
+        book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
+        super().__init__(
+            config,
+            resume=resume,
+            link=link,
+            life=life,
+            book=book,
+            writer=writer,
+            capacity=config.engine.max_concurrent_samples * max(1, num_engines(args)),
+        )
         self._args, self._options = args, options
-        self._resume, self._link, self._life, self._pool = resume, link, life, pool
         self._rollout_id = resume.step
         self._warn_at = _FIRST_WARNING
-        self._book = VersionBook(lineage=resume.lineage, published=resume.version, follows=True)
         self._transport = Transport(
-            session, book=self._book, router=config.engine.urls[0], patience_s=config.trainer.stall_s
+            session, book=book, router=config.engine.urls[0], patience_s=config.trainer.stall_s
         )
-        self._sending = Gate()
         self._ends = Ends(eos_ids_in(args.hf_checkpoint))
         self._slime: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
-        self._capacity = config.engine.max_concurrent_samples * max(1, num_engines(args))
-        self._dispatcher = Dispatcher(
-            capacity=self._capacity,
-            samples_per_group=config.rollout.samples_per_group,
-            group_timeout_s=config.rollout.group_timeout_s,
-            send=link.send,
-            published_version=lambda: self._book.published,
-            sending=self._sending,
-        )
-        self._requester = None if pool is None else self._make_requester(config, pool)
-        self._outbox = Outbox(writer, send=link.send, on_backlog=self._dispatcher.on_backlog)
+        if pool is not None:
+            self._request_by(pool, seed=None, ends=self._ends)
         self._runner = SlimeRunner(
             args=args,
             options=options,
@@ -99,7 +89,7 @@ class SlimeGenerator:
             outbox=self._outbox,
             send=link.send,
             depart=self._dispatcher.depart,
-            book=self._book,
+            book=book,
             num_candidates=lambda: self._dispatcher.num_queued + self._dispatcher.num_running,
             early=self._early_start(),
             rejections=_rejection_bound(config, args),
@@ -112,37 +102,12 @@ class SlimeGenerator:
         early = EarlyStart(self._args, self._requester)
         return early if early.is_possible else None
 
-    def _make_requester(self, config: Config, pool: EnginePool) -> Requester:
-        return Requester(
-            pool,
-            book=self._book,
-            gate=self._sending,
-            policy=PartialPolicy(resume=config.rollout.partial == "resume"),
-            seed=None,
-            on_first_request=self._dispatcher.depart,
-            ends=self._ends,
-        )
+    @property
+    def _groups(self) -> SlimeRunner:
+        return self._runner
 
-    async def serve(self) -> End:
-        """Work until the end; returns why it ended."""
-        async with asyncio.TaskGroup() as services:
-            running = [
-                services.create_task(self._dispatcher.run(self._runner), name="dispatcher"),  # type: ignore[arg-type]
-                services.create_task(self._obey(), name="hub"),
-                services.create_task(self._import_slime(), name="slime"),
-            ]
-            self._link.send(self._ready())
-            end = await self._life.ended()
-            await drain(
-                end,
-                sending=self._sending,
-                dispatcher=self._dispatcher,
-                requester=self._requester,
-                link=self._link,
-            )
-            for task in running:
-                task.cancel()
-        return end
+    def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {"slime": self._import_slime()}
 
     async def _import_slime(self) -> None:
         """Import slime beside the requests that are under way already.
@@ -187,23 +152,16 @@ class SlimeGenerator:
 
         return load
 
-    async def _obey(self) -> None:
-        while True:
-            self._handle(await self._link.receive())
-
-    def _handle(self, message: m.Message) -> None:
+    def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> bool:
         match message:
             case m.Start():
                 self._runner.stock(message.groups, message.payloads)
                 self._dispatcher.add(message.groups)
-            case m.Tail():
-                self._outbox.set_tail(message.position)
-            case m.Drop():
-                self._dispatcher.drop(message.groups, message.reason)
             case m.Announce():
                 self._announced(message)
             case _:
-                logger.warning("event=message_ignored kind=%s", type(message).__name__)
+                return False
+        return True
 
     def _announced(self, message: m.Announce) -> None:
         self._rollout_id = message.step
@@ -211,34 +169,13 @@ class SlimeGenerator:
         if self._slime.done():
             self._slime.result().sample_hooks.set_current_rollout_id(message.step)
 
-    def _ready(self) -> m.GeneratorReady:
-        engines = () if self._pool is None else self._pool.engines
-        return m.GeneratorReady(
-            incarnation=self._resume.incarnation,
-            num_prompts=0,
-            engines=[engine.url for engine in engines],
-            spans=bool(engines) and all(engine.has_spans for engine in engines),
-            concurrency=self._capacity,
-        )
-
     def figures(self) -> Figures:
-        """Where this generator stands."""
-        counts = {} if self._requester is None else asdict(self._requester.counts)
-        num_restarts = int(counts.get("restarts", 0)) + self._runner.num_restarts
+        """Where this generator stands; warns when many answers were thrown away."""
+        figures = super().figures()
+        num_restarts = int(figures.others.get("restarts", 0)) + self._runner.num_restarts
         if num_restarts >= self._warn_at:
             self._warn_of_restarts(num_restarts, num_restarts + self._runner.num_samples)
-        pool = None if self._pool is None else self._pool.statistics()
-        if pool is not None:
-            counts |= {"in_flight": pool.num_in_flight, "waiting_for_engines": pool.num_waiting}
-        return Figures(
-            num_queued=self._dispatcher.num_queued,
-            num_running=self._dispatcher.num_running,
-            num_waiting_for_ring=self._outbox.num_waiting,
-            num_tokens=int(counts.get("tokens", 0)),
-            others=counts | {"records": self._outbox.num_written},
-            engines=[] if pool is None else engine_figures(pool),
-            slowest=[] if pool is None else slowest_requests(pool),
-        )
+        return figures
 
     def _warn_of_restarts(self, num_restarts: int, num_answers: int) -> None:
         """Without `--partial-rollout` answers that cannot outlast an update are thrown away each time."""
