@@ -35,6 +35,7 @@ import psutil
 
 from benchmarks.host import host
 from benchmarks.launching import failure, words
+from fa_rollout.account import events
 from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
@@ -138,44 +139,45 @@ def measure(row: Row) -> dict[str, float]:
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait(_DEADLINE_S)
-        return _figures(row, _lines(folder / "events.jsonl"), _lines(notes), killed_s)
+        return _figures(row, list(events.read(folder / events.FILE_NAME)), _lines(notes), killed_s)
 
 
 def _figures(
-    row: Row, events: list[dict[str, Any]], notes: list[dict[str, Any]], killed_s: float
+    row: Row, log: list[events.Event], notes: list[dict[str, Any]], killed_s: float
 ) -> dict[str, float]:
-    after = [event for event in events if event["t"] >= killed_s]
-    counts = events[-1]["counts"]
+    end = log[-1]
+    assert isinstance(end, events.HubEnded)
+    counts = end.counts
     assert counts["failed"] == counts["dropped"] == 0, counts
 
-    def first(kind: str, since_s: float = 0.0) -> float:
-        times = (event["t"] - killed_s for event in after if event["event"] == kind)
-        return float(next(t for t in times if t >= since_s))
+    def first(kind: type[events.Event], since_s: float = 0.0) -> float:
+        times = (event.t - killed_s for event in log if isinstance(event, kind))
+        return next(t for t in times if t >= since_s)
 
-    ready_s = first("generator_ready")
+    ready_s = first(events.GeneratorOpened)
     waits = [(step["got_s"] - step["asked_s"], step["got_s"] >= killed_s) for step in notes if "step" in step]
     updates = [note["left_s"] - note["entered_s"] for note in notes if note.get("left_s", 0.0) >= killed_s]
     return {
-        "noticed_s": first("generator_died"),
+        "noticed_s": first(events.GeneratorDied),
         "ready_s": ready_s,
         # Between two updates the window may be used up: then no group is to be started.
-        **({"dispatched_s": first("dispatched", ready_s)} if row.update_interval == 1 else {}),
+        **({"dispatched_s": first(events.GroupsDispatched, ready_s)} if row.update_interval == 1 else {}),
         "trainer_waited_s": max(wait for wait, is_after in waits if is_after),
         "before_s": max(wait for wait, is_after in waits[2:] if not is_after),
-        **_backlog(events, notes, killed_s, ready_s),
+        **_backlog(log, notes, killed_s, ready_s),
         "update_s": max(updates),
     }
 
 
 def _backlog(
-    events: list[dict[str, Any]], notes: list[dict[str, Any]], killed_s: float, ready_s: float
+    log: list[events.Event], notes: list[dict[str, Any]], killed_s: float, ready_s: float
 ) -> dict[str, float]:
     """What was trained of the groups that were finished when the generator was killed."""
-    finished = {e["group"] for e in events if e["event"] == "committed" and e["t"] < killed_s}
-    composed = [e for e in events if e["event"] == "composed" and e["t"] >= killed_s]
-    steps = {e["step"] for e in composed if finished >= set(e["groups"])}
+    finished = {e.group for e in log if isinstance(e, events.GroupCommitted) and e.t < killed_s}
+    composed = [e for e in log if isinstance(e, events.StepComposed) and e.t >= killed_s]
+    steps = {e.step for e in composed if finished >= set(e.groups)}
     waits_s = [note["got_s"] - note["asked_s"] for note in notes if note.get("step") in steps]
-    early = [e for e in composed if e["step"] in steps and e["t"] < killed_s + ready_s]
+    early = [e for e in composed if e.step in steps and e.t < killed_s + ready_s]
     assert steps, "a step must be left in the ring at the kill: nothing is shown else"
     return {
         "backlog_steps": len(steps),

@@ -24,9 +24,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.host import host
+from fa_rollout.account.events import FILE_NAME, read
 from fa_rollout.config.toml import written
 from fa_rollout.engines.tiny_model import write_tiny_model
-from fa_rollout.records.events import FILE_NAME, read
 from fa_rollout.records.history import History, histories
 from fa_rollout.simulation.model import simulate
 from fa_rollout.simulation.outcome import Outcome, quantile

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fa_rollout.account.events import HubBegan
 from fa_rollout.cli import main, parser
 from fa_rollout.config import flags, load
 from fa_rollout.verbs.configured import configuration
@@ -82,7 +84,8 @@ def test_a_mistake_is_code_two_and_one_message(
     Path("table.toml").write_text("rollout = 3\n[data]\npath = 'x'\n[reward]\nfunction = 'a:b'\n")
     Path("good.toml").write_text("\n".join(EXAMPLE.splitlines()[2:]))
     Path("over").mkdir()
-    Path("over/events.jsonl").write_text('{"t": 1.0, "event": "began", "run": "r", "config": {}}\n')
+    began = HubBegan(run="r", lineage="a", time_s=0.0, folder="", config={})
+    Path("over/events.jsonl").write_bytes(msgspec.json.encode(began))
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2

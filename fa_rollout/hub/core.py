@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from fa_rollout.account import events
 from fa_rollout.config import Config
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.replay import Recording
@@ -119,7 +120,7 @@ class Core:
 
     def warn(self, text: str) -> None:
         """Something degraded that repairs itself: the launcher says it, every rank logs it."""
-        self.log.write("warning", text=text)
+        self.log.write(events.WarningLogged(text=text))
         self.history.warned(text)
         self.outbox.to_launcher(Notice(text=text))
         for rank in self.world.members.values():
@@ -130,7 +131,7 @@ class Core:
         if self.fatal is not None:
             return
         self.fatal = Fatal(error=error, text=text)
-        self.log.write("fatal", error=error, text=text)
+        self.log.write(events.RunFailed(error=error, text=text))
         for rank in self.world.members.values():
             self.outbox.to_rank(rank, self.fatal)
         self.outbox.end(exit_code, text)

@@ -16,12 +16,12 @@ import secrets
 import time
 from pathlib import Path
 
+from fa_rollout.account import events
 from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States
 from fa_rollout.hub.core import Core, Outbox
 from fa_rollout.hub.flow import replay
-from fa_rollout.hub.flow.composition import Wait
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.requests.deadlines import Watch
@@ -33,7 +33,7 @@ from fa_rollout.hub.state.evaluations import Evaluations
 from fa_rollout.hub.state.membership import Roster
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
-from fa_rollout.hub.state.world import Attachment, World
+from fa_rollout.hub.state.world import World
 from shm import RingTable
 from trainer_hook.messages import Drop, Start, Tail
 
@@ -84,12 +84,13 @@ class Hub:
             recording=None if config.run.replay is None else replay.read(config.run.replay),
         )
         log.write(
-            "began",
-            run=run,
-            lineage=self.core.lineage,
-            time_s=time.time(),
-            folder=str(Path.cwd()),
-            config=to_shown_dict(config),
+            events.HubBegan(
+                run=run,
+                lineage=self.core.lineage,
+                time_s=time.time(),
+                folder=str(Path.cwd()),
+                config=to_shown_dict(config),
+            )
         )
         self._states = States(self.core)
         self._restarts = Restarts(self.core)
@@ -146,10 +147,11 @@ class Hub:
             payloads = [] if self._fed is None else [self._fed.payload(a.group) for a in assignments]
             kept, path = flow.head_starts(assignments), flow.kept.path
             self.core.log.write(
-                "issued",
-                groups=[a.group for a in assignments],
-                attempts=[a.attempt for a in assignments],
-                kept=[entry.group for entry in kept],
+                events.GroupsIssued(
+                    groups=[a.group for a in assignments],
+                    attempts=[a.attempt for a in assignments],
+                    kept=[entry.group for entry in kept],
+                )
             )
             self.core.outbox.to_generator(
                 Start(groups=assignments, payloads=payloads, kept=kept, kept_path=path)
@@ -184,7 +186,7 @@ class Hub:
         for rank in world.waiting():
             if rank.waiting is None:
                 return  # all were refused at once
-            wait = self._hand(rank, flow)
+            wait = core.steps.serve(rank, flow, core.table)
             if wait is not None:
                 core.batch_waits_for = wait.reason
                 starved = flow.starved()
@@ -196,22 +198,7 @@ class Hub:
         """Give ranks their part of steps that others have got: these may wait for them in an update."""
         for rank in self.core.world.waiting():
             if rank.waiting is not None and self.core.steps.has(rank.waiting.step):
-                self._hand(rank, flow)
-
-    def _hand(self, rank: Attachment, flow: Flow) -> Wait | None:
-        core, since_s = self.core, rank.waiting_since_s
-        outcome = core.steps.serve(rank, flow, core.table)
-        if isinstance(outcome, Wait):
-            return outcome
-        if outcome is not None:
-            core.log.write(
-                "handed",
-                step=outcome.step,
-                rank=rank.hello.dp_rank,
-                peer=rank.hello.peer,
-                waited_s=time.monotonic() - since_s,
-            )
-        return None
+                self.core.steps.serve(rank, flow, self.core.table)
 
     def _refuse_crossed(self) -> None:
         """Ranks in different calls would wait for one another for ever."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from fa_rollout.account import events
 from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
-from fa_rollout.records import events
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
 from shm.errors import FaRolloutError

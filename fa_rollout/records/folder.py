@@ -6,8 +6,8 @@ belong to a run that goes on.
 
 from pathlib import Path
 
+from fa_rollout.account import events
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.records import events
 from fa_rollout.records.history import History, histories
 from shm.errors import FaRolloutError
 

@@ -9,9 +9,11 @@ Times are those of the host's monotonic clock.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
-from fa_rollout.records.events import Event
+from fa_rollout.account import events
+from fa_rollout.account.events import Event
 from fa_rollout.records.story import ENDS, Evaluation, GeneratorLife, Group, Handed, Step, Update
 
 
@@ -50,9 +52,7 @@ class History:
     def fold(self, event: Event) -> None:
         """Take the next event in."""
         self.last_s = event.t
-        handler = _HANDLERS.get(event.event)
-        if handler is not None:
-            handler(self, event)
+        _take(event, self)
 
     def has_left(self, after_s: float, before_s: float) -> bool:
         """Whether a rank left between two times."""
@@ -68,18 +68,18 @@ class History:
         return {"taken": len(self.groups), **ended, "returned": len(self.groups) - sum(ended.values())}
 
 
-def histories(events: Iterable[Event]) -> list[History]:
+def histories(log: Iterable[Event]) -> list[History]:
     """Each launch of a folder, oldest first."""
     found: list[History] = []
-    for event in events:
-        if event.event == "began":
+    for event in log:
+        if isinstance(event, events.HubBegan):
             found.append(_begun(event))
         if found:
             found[-1].fold(event)
     return found
 
 
-def _begun(event: Event) -> History:
+def _begun(event: events.HubBegan) -> History:
     return History(
         began_s=event.t, run=event.run, time_s=event.time_s, folder=event.folder, config=event.config
     )
@@ -88,20 +88,28 @@ def _begun(event: Event) -> History:
 # --- the events ------------------------------------------------------------------------------------------
 
 
-def _issued(history: History, event: Event) -> None:
-    for name, attempt in zip(event.groups, event.attempts or [0] * len(event.groups), strict=False):
+@singledispatch
+def _take(event: Event, history: History) -> None:
+    """An event that says nothing here."""
+
+
+@_take.register
+def _issued(event: events.GroupsIssued, history: History) -> None:
+    for name, attempt in zip(event.groups, event.attempts, strict=True):
         group = history.groups.setdefault(name, Group(group=name))
         group.place, group.attempt = "issued", attempt
         group.issued_s, group.dispatched_s = event.t, None
 
 
-def _dispatched(history: History, event: Event) -> None:
+@_take.register
+def _dispatched(event: events.GroupsDispatched, history: History) -> None:
     for name in event.groups:
         if name in history.groups:
             history.groups[name].place, history.groups[name].dispatched_s = "running", event.t
 
 
-def _committed(history: History, event: Event) -> None:
+@_take.register
+def _committed(event: events.GroupCommitted, history: History) -> None:
     group = _group(history, event)
     group.place, group.committed_s, group.reason = "committed", event.t, ""
     group.versions, group.num_bytes = event.versions, event.bytes
@@ -112,17 +120,21 @@ def _committed(history: History, event: Event) -> None:
     )
 
 
-def _ended_untrained(history: History, event: Event) -> None:
+@_take.register
+def _ended_untrained(event: events.GroupLost, history: History) -> None:
     group = _group(history, event)
-    group.place, group.reason, group.ended_s = event.event, event.reason, event.t
+    group.place, group.reason, group.ended_s = event.outcome, event.reason, event.t
 
 
-def _returned(history: History, event: Event) -> None:
-    if event.group is None:  # a step that no rank trained: its groups make it again
-        _back_to_committed(history, event.groups)
-        return
+@_take.register
+def _returned(event: events.GroupReturned, history: History) -> None:
     group = _group(history, event)
     group.place, group.reason = "queued", event.reason
+
+
+@_take.register
+def _step_returned(event: events.StepReturned, history: History) -> None:
+    _back_to_committed(history, event.groups)
 
 
 def _back_to_committed(history: History, names: list[int]) -> None:
@@ -132,9 +144,8 @@ def _back_to_committed(history: History, names: list[int]) -> None:
             group.place, group.step, group.version = "committed", None, None
 
 
-def _composed(history: History, event: Event) -> None:
-    if event.step is None or event.version is None:
-        return
+@_take.register
+def _composed(event: events.StepComposed, history: History) -> None:
     if event.step in history.steps:
         history.lost.append(history.steps[event.step])
     step = Step(step=event.step, version=event.version, groups=event.groups, composed_s=event.t)
@@ -145,21 +156,24 @@ def _composed(history: History, event: Event) -> None:
             group.place, group.step, group.version = "handed", event.step, event.version
 
 
-def _handed(history: History, event: Event) -> None:
-    step = history.steps.get(-1 if event.step is None else event.step)
-    if step is not None and event.rank is not None:
+@_take.register
+def _handed(event: events.PartHanded, history: History) -> None:
+    step = history.steps.get(event.step)
+    if step is not None:
         step.ranks[event.rank, event.peer] = Handed(asked_s=event.t - event.waited_s, handed_s=event.t)
 
 
-def _finished(history: History, event: Event) -> None:
-    step = history.steps.get(-1 if event.step is None else event.step)
-    part = None if step is None or event.rank is None else step.ranks.get((event.rank, event.peer))
+@_take.register
+def _finished(event: events.PartFinished, history: History) -> None:
+    step = history.steps.get(event.step)
+    part = None if step is None else step.ranks.get((event.rank, event.peer))
     if part is not None:
         part.finished_s = event.t
 
 
-def _trained(history: History, event: Event) -> None:
-    step = history.steps.get(-1 if event.step is None else event.step)
+@_take.register
+def _trained(event: events.StepTrained, history: History) -> None:
+    step = history.steps.get(event.step)
     if step is not None:
         step.trained_s = event.t
     for name in event.groups:
@@ -167,7 +181,8 @@ def _trained(history: History, event: Event) -> None:
             history.groups[name].place, history.groups[name].ended_s = "trained", event.t
 
 
-def _update(history: History, event: Event) -> None:
+@_take.register
+def _update(event: events.UpdateMoved, history: History) -> None:
     if event.phase == "entering":
         history.updates.append(Update(entering_s=event.t))
     elif history.updates:
@@ -180,37 +195,43 @@ def _update(history: History, event: Event) -> None:
             update.ended_s, update.error = event.t, event.text
 
 
-def _published(history: History, event: Event) -> None:
+@_take.register
+def _published(event: events.VersionPublished, history: History) -> None:
     if not history.updates or history.updates[-1].ended_s is not None:
         history.updates.append(Update(entering_s=event.t))  # by somebody else than the hook
     update = history.updates[-1]
     update.ended_s, update.version, update.bubble_s = event.t, event.version, event.bubble_s
 
 
-def _evaluation(history: History, event: Event) -> None:
+@_take.register
+def _evaluation(event: events.EvaluationBegan, history: History) -> None:
     history.evaluations[event.number] = Evaluation(
         number=event.number, began_s=event.t, dataset=event.dataset
     )
 
 
-def _evaluated(history: History, event: Event) -> None:
+@_take.register
+def _evaluated(event: events.EvaluationFinished, history: History) -> None:
     evaluation = history.evaluations.get(event.number)
     if evaluation is not None:
         evaluation.ended_s, evaluation.num_prompts = event.t, event.prompts
         evaluation.error = event.error
 
 
-def _generator_started(history: History, event: Event) -> None:
+@_take.register
+def _generator_started(event: events.GeneratorStarted, history: History) -> None:
     history.lives.append(GeneratorLife(incarnation=event.incarnation, started_s=event.t))
 
 
-def _generator_ready(history: History, event: Event) -> None:
+@_take.register
+def _generator_ready(event: events.GeneratorOpened, history: History) -> None:
     if history.lives:
         life = history.lives[-1]
         life.ready_s, life.engines, life.concurrency = event.t, event.engines, event.concurrency
 
 
-def _generator_died(history: History, event: Event) -> None:
+@_take.register
+def _generator_died(event: events.GeneratorDied, history: History) -> None:
     if history.lives:
         history.lives[-1].ended_s, history.lives[-1].how = event.t, event.how
     for name in event.requeued:
@@ -219,17 +240,19 @@ def _generator_died(history: History, event: Event) -> None:
             history.groups[name].reason = f"the generator ended {event.how}"
 
 
-def _attached(history: History, event: Event) -> None:
+@_take.register
+def _attached(event: events.RankAttached, history: History) -> None:
     history.marks.append((event.t, f"rank {event.rank} attached"))
 
 
-def _left(history: History, event: Event) -> None:
+@_take.register
+def _left(event: events.RankLeft, history: History) -> None:
     history.marks.append((event.t, f"rank {event.rank} left"))
     history.left_s.append(event.t)
-    _back_to_committed(history, event.taken_back)
 
 
-def _loaded(history: History, event: Event) -> None:
+@_take.register
+def _loaded(event: events.StateRestored, history: History) -> None:
     history.marks.append((event.t, f"a checkpoint of step {event.step} was loaded"))
     _back_to_committed(history, event.unfinished)
     for name in set(event.unfinished) - set(event.kept):
@@ -237,50 +260,24 @@ def _loaded(history: History, event: Event) -> None:
             history.groups[name].place = "queued"
 
 
-def _warning(history: History, event: Event) -> None:
+@_take.register
+def _warning(event: events.WarningLogged, history: History) -> None:
     history.warnings.append((event.t, event.text))
 
 
-def _fatal(history: History, event: Event) -> None:
+@_take.register
+def _fatal(event: events.RunFailed, history: History) -> None:
     history.fatal = f"{event.error}: {event.text}"
 
 
-def _ended(history: History, event: Event) -> None:
+@_take.register
+def _ended(event: events.HubEnded, history: History) -> None:
     history.exit_code, history.ending, history.counts = event.exit_code, event.text, event.counts
     if history.lives and history.lives[-1].ended_s is None:
         history.lives[-1].ended_s = event.t
 
 
-def _group(history: History, event: Event) -> Group:
-    name = -1 if event.group is None else event.group
-    group = history.groups.setdefault(name, Group(group=name, issued_s=event.t))
+def _group(history: History, event: events.GroupRecorded | events.GroupSettled) -> Group:
+    group = history.groups.setdefault(event.group, Group(group=event.group, issued_s=event.t))
     group.attempt = event.attempt
     return group
-
-
-_HANDLERS = {
-    "issued": _issued,
-    "dispatched": _dispatched,
-    "committed": _committed,
-    "filtered": _ended_untrained,
-    "failed": _ended_untrained,
-    "dropped": _ended_untrained,
-    "returned": _returned,
-    "composed": _composed,
-    "handed": _handed,
-    "finished": _finished,
-    "trained": _trained,
-    "update": _update,
-    "published": _published,
-    "evaluation": _evaluation,
-    "evaluated": _evaluated,
-    "generator_started": _generator_started,
-    "generator_ready": _generator_ready,
-    "generator_died": _generator_died,
-    "attached": _attached,
-    "left": _left,
-    "loaded": _loaded,
-    "warning": _warning,
-    "fatal": _fatal,
-    "ended": _ended,
-}

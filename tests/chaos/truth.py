@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fa_rollout.account.events import FILE_NAME, Event, read
 from fa_rollout.data.order import epoch_order
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer
@@ -198,13 +199,7 @@ def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(token) for token in tokenizer.encode_prompt(row, chat_template=None)]
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The log of all launches; a line that a kill cut short is left out."""
-    events = []
-    path = folder / "events.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return events
+def read_events(folder: Path) -> list[Event]:
+    """The log of all launches."""
+    path = folder / FILE_NAME
+    return list(read(path)) if path.exists() else []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fa_rollout.account.events import HubEnded, StepTrained
 from tests.chaos import ledger, truth
 from tests.chaos.job import GRACE_S, Job, Launch
 
@@ -32,12 +33,12 @@ def test_a_job_that_is_preempted_saves_every_step_it_trained_and_goes_on_later(t
             assert launch.process.wait(60) == 128 + signal.SIGTERM
             assert time.monotonic() - told_s < 10 * GRACE_S, "a bound, for a busy machine"
             assert not launch.left()
-            events = truth.read_events(job.folder)
+            log = truth.read_events(job.folder)
             saved = job.checkpoint()
             assert saved is not None
-            trained = [event["step"] for event in events if event["event"] == "trained"]
+            trained = [event.step for event in log if isinstance(event, StepTrained)]
             assert saved["state"]["step"] == max(trained) + 1, "each step that was trained is saved"
-            assert events[-1]["event"] == "ended"
+            assert isinstance(log[-1], HubEnded)
         finally:
             launch.destroy()
         again = Launch(job)

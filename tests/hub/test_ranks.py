@@ -9,8 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from fa_rollout.account.events import StepComposed
 from fa_rollout.config import ConfigError
 from fa_rollout.hub.flow import replay
 from tests.hub.rig import VOCAB_SIZE, WITH_SPARE, Rig, add_up
@@ -172,7 +174,8 @@ def test_a_replay_with_other_ranks_is_refused_with_both_numbers(rig: MakeRig, tm
 
 
 def composed(step: int, *groups: int) -> str:
-    return f'{{"event": "composed", "step": {step}, "groups": {list(groups)}, "ranks": []}}\n'
+    event = StepComposed(step=step, version=step, groups=list(groups), ranks=[])
+    return msgspec.json.encode(event).decode() + "\n"
 
 
 def test_the_branch_that_was_trained_last_is_replayed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Scene:
         self.answers: list[Message] = []
         self.warnings: list[str] = []
         self.roster = Roster(
-            note=lambda event, **values: None, warn=self.warnings.append, to_generator=self.orders.append
+            note=lambda event: None, warn=self.warnings.append, to_generator=self.orders.append
         )
 
     def wish(self, url: str, *, joins: bool = True, request: int = 7) -> None:

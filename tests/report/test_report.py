@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fa_rollout.account import events
 from fa_rollout.cli import main
 from fa_rollout.observe.bound import Bound
-from fa_rollout.records.events import Event
 from fa_rollout.records.folder import launches
 from fa_rollout.records.history import History, histories
 from fa_rollout.report import figures, trace
@@ -20,6 +20,7 @@ from fa_rollout.report.summary import summarize
 from fa_rollout.report.timeline import lanes, spans
 from fa_rollout.report.words import clock, number, seconds, ticks, time_ticks
 from tests.records.conftest import GROUPS_PER_STEP, NUM_STEPS, SAMPLES_PER_GROUP, Recorded
+from trainer_hook.messages import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -52,30 +53,30 @@ def test_the_trainers_time_adds_up(history: History) -> None:
 
 
 def test_counts_are_the_hubs_own_and_those_of_a_run_that_goes_on_add_up(recorded: Recorded) -> None:
-    events = [Event(**{k: v for k, v in e.items() if k in Event.__struct_fields__}) for e in recorded.events]
-    for length in range(1, len(events) + 1, 7):
-        (part,) = histories(events[:length])
+    log = list(events.read(recorded.folder / events.FILE_NAME))
+    for length in range(1, len(log) + 1, 7):
+        (part,) = histories(log[:length])
         books = part.books
         assert books["taken"] == sum(count for name, count in books.items() if name != "taken")
         page(summarize(part))  # a report can be made at any time
-    (whole,) = histories(events)
+    (whole,) = histories(log)
     ended = whole.counts
     whole.counts = {}
     assert {name: whole.books[name] for name in ended} == ended
 
 
 def test_what_lies_between_two_lives_of_the_trainer_is_nobodys_time() -> None:
-    events = [Event(t=0.0, event="began", run="r")]
+    log: list[events.Event] = [events.HubBegan(t=0.0, run="r", lineage="", time_s=0.0, folder="", config={})]
     for start_s, step in ((1.0, 0), (3.0, 1), (100.0, 1)):
-        events += [
-            Event(t=start_s, event="composed", step=step, version=step),
-            Event(t=start_s, event="handed", step=step, rank=0, waited_s=0.5),
-            Event(t=start_s + 1, event="finished", step=step, rank=0),
-            Event(t=start_s + 1, event="update", phase="entering"),
-            Event(t=start_s + 1.25, event="published", version=step + 1),
+        log += [
+            events.StepComposed(t=start_s, step=step, version=step, groups=[], ranks=[]),
+            events.PartHanded(t=start_s, step=step, rank=0, waited_s=0.5, peer=0),
+            events.PartFinished(t=start_s + 1, step=step, rank=0, peer=0, outcome=Outcome.TRAINED),
+            events.UpdateMoved(t=start_s + 1, phase="entering"),
+            events.VersionPublished(t=start_s + 1.25, version=step + 1, bubble_s=0.0),
         ]
-    events.insert(11, Event(t=5.0, event="left", rank=0))
-    (history,) = histories(events)
+    log.insert(11, events.RankLeft(t=5.0, rank=0, attach=1, in_order=False))
+    (history,) = histories(log)
     first, second = figures.step_figures(history)
     assert (first.train, first.update, first.other) == pytest.approx((1.0, 0.25, 0.25))
     assert (second.start_s, second.train, second.update, second.other) == pytest.approx(
@@ -86,18 +87,18 @@ def test_what_lies_between_two_lives_of_the_trainer_is_nobodys_time() -> None:
 
 
 def test_a_rank_enters_an_update_when_its_step_is_done_and_evaluations_have_lanes() -> None:
-    events = [
-        Event(t=0.0, event="began", run="r"),
-        Event(t=1.0, event="composed", step=0, version=0),
-        *(Event(t=1.0, event="handed", step=0, rank=rank) for rank in range(2)),
-        Event(t=2.0, event="finished", step=0, rank=0),
-        Event(t=2.1, event="update", phase="entering"),
-        Event(t=3.0, event="finished", step=0, rank=1),
-        Event(t=4.0, event="published", version=1),
-        *(Event(t=5.0 + number, event="evaluation", number=number) for number in range(3)),
-        Event(t=6.5, event="evaluated", number=0),
+    log: list[events.Event] = [
+        events.HubBegan(t=0.0, run="r", lineage="", time_s=0.0, folder="", config={}),
+        events.StepComposed(t=1.0, step=0, version=0, groups=[], ranks=[]),
+        *(events.PartHanded(t=1.0, step=0, rank=rank, peer=0, waited_s=0.0) for rank in range(2)),
+        events.PartFinished(t=2.0, step=0, rank=0, peer=0, outcome=Outcome.TRAINED),
+        events.UpdateMoved(t=2.1, phase="entering"),
+        events.PartFinished(t=3.0, step=0, rank=1, peer=0, outcome=Outcome.TRAINED),
+        events.VersionPublished(t=4.0, version=1, bubble_s=0.0),
+        *(events.EvaluationBegan(t=5.0 + number, number=number, rank=0, dataset=None) for number in range(3)),
+        events.EvaluationFinished(t=6.5, number=0, prompts=0, error=None),
     ]
-    (history,) = histories(events)
+    (history,) = histories(log)
     by_lane = lanes(spans(history))
     updates = {
         lane: [s.start_s for s in by_lane[lane] if s.kind == "update"] for lane in ("rank 0", "rank 1")
@@ -115,21 +116,21 @@ def test_failures_are_counted_by_class(recorded: Recorded, history: History) -> 
 
 
 def test_a_generator_that_was_away_while_the_trainer_waited_is_named() -> None:
-    events = [
-        Event(t=0.0, event="began", run="r"),
-        Event(t=0.0, event="generator_started", incarnation=1),
-        Event(t=1.0, event="generator_ready", incarnation=1),
-        Event(t=2.0, event="composed", step=0, version=0),
-        Event(t=2.0, event="handed", step=0, rank=0, waited_s=1.0),
-        Event(t=3.0, event="finished", step=0, rank=0),
-        Event(t=4.0, event="generator_died", how="by signal SIGKILL"),
-        Event(t=4.0, event="generator_started", incarnation=2),
-        Event(t=8.0, event="generator_ready", incarnation=2),
-        Event(t=9.0, event="composed", step=1, version=0),
-        Event(t=9.0, event="handed", step=1, rank=0, waited_s=6.0),
-        Event(t=10.0, event="finished", step=1, rank=0),
+    log: list[events.Event] = [
+        events.HubBegan(t=0.0, run="r", lineage="", time_s=0.0, folder="", config={}),
+        events.GeneratorStarted(t=0.0, incarnation=1),
+        events.GeneratorOpened(t=1.0, incarnation=1, engines=[], concurrency=0),
+        events.StepComposed(t=2.0, step=0, version=0, groups=[], ranks=[]),
+        events.PartHanded(t=2.0, step=0, rank=0, waited_s=1.0, peer=0),
+        events.PartFinished(t=3.0, step=0, rank=0, peer=0, outcome=Outcome.TRAINED),
+        events.GeneratorDied(t=4.0, how="by signal SIGKILL", requeued=[]),
+        events.GeneratorStarted(t=4.0, incarnation=2),
+        events.GeneratorOpened(t=8.0, incarnation=2, engines=[], concurrency=0),
+        events.StepComposed(t=9.0, step=1, version=0, groups=[], ranks=[]),
+        events.PartHanded(t=9.0, step=1, rank=0, waited_s=6.0, peer=0),
+        events.PartFinished(t=10.0, step=1, rank=0, peer=0, outcome=Outcome.TRAINED),
     ]
-    (history,) = histories(events)
+    (history,) = histories(log)
     assert figures.away_share(history, figures.step_figures(history)) == pytest.approx(4 / 6)
     verdict = summarize(history).verdict
     assert verdict.bound is Bound.GENERATOR
@@ -225,14 +226,21 @@ def test_the_command_writes_a_page_that_holds_everything(
 
 def test_what_comes_from_a_run_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    events = [
-        Event(t=0.0, event="began", run=evil, config={"rollout": {"staleness": 1, "filter": evil}}),
-        Event(t=1.0, event="issued", groups=[0], attempts=[0]),
-        Event(t=2.0, event="failed", group=0, reason=evil),
-        Event(t=3.0, event="warning", text=evil),
-        Event(t=4.0, event="fatal", error="Error", text=evil),
+    log: list[events.Event] = [
+        events.HubBegan(
+            t=0.0,
+            run=evil,
+            config={"rollout": {"staleness": 1, "filter": evil}},
+            lineage="",
+            time_s=0.0,
+            folder="",
+        ),
+        events.GroupsIssued(t=1.0, groups=[0], attempts=[0], kept=[]),
+        events.GroupFailed(t=2.0, group=0, reason=evil, attempt=0),
+        events.WarningLogged(t=3.0, text=evil),
+        events.RunFailed(t=4.0, error="Error", text=evil),
     ]
-    (history,) = histories(events)
+    (history,) = histories(log)
     text = page(summarize(history), without_samples=evil)
     assert evil not in text
     assert text.count("<script>") == 1

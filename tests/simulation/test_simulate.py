@@ -135,20 +135,34 @@ def folder(tmp_path: Path) -> Path:
         "rollout": {"num_steps": 9, "groups_per_step": 1, "samples_per_group": 2, "staleness": 1},
     }
     events = [
-        {"t": 0.0, "event": "began", "run": "r", "config": config},
+        {
+            "t": 0.0,
+            "event": "began",
+            "run": "r",
+            "lineage": "a",
+            "time_s": 0.0,
+            "folder": "",
+            "config": config,
+        },
         {"t": 0.0, "event": "generator_started", "incarnation": 1},
-        {"t": 0.1, "event": "generator_ready", "incarnation": 1, "engines": ["http://e", "http://f"]},
+        {
+            "t": 0.1,
+            "event": "generator_ready",
+            "incarnation": 1,
+            "engines": ["http://e", "http://f"],
+            "concurrency": 8,
+        },
     ]
     for step, at in enumerate((10.0, 20.0)):
         of_group = {"group": step, "attempt": 0}
         events += [
-            {"t": at - 3, "event": "issued", "groups": [step]},
+            {"t": at - 3, "event": "issued", "groups": [step], "attempts": [0], "kept": []},
             {"t": at - 2, "event": "dispatched", "groups": [step], "version": step},
-            {"t": at, "event": "committed", **of_group, "versions": [step, step], "bytes": 9,
-             "prompt_lens": [7, 7], "response_lens": [100, 200], "rewards": [0.0, 1.0]},
+            {"t": at, "event": "committed", **of_group, "sequence": step, "versions": [step, step],
+             "bytes": 9, "prompt_lens": [7, 7], "response_lens": [100, 200], "rewards": [0.0, 1.0]},
             {"t": at, "event": "composed", "step": step, "version": step, "groups": [step], "ranks": []},
             {"t": at, "event": "handed", "step": step, "rank": 0, "peer": 0, "waited_s": 1.0},
-            {"t": at + 3, "event": "finished", "step": step, "rank": 0, "peer": 0},
+            {"t": at + 3, "event": "finished", "step": step, "rank": 0, "peer": 0, "outcome": "trained"},
             {"t": at + 3, "event": "trained", "step": step, "version": step, "groups": [step]},
             {"t": at + 3, "event": "update", "phase": "entering"},
             {"t": at + 3.1, "event": "update", "phase": "open", "version": step + 1},

@@ -12,6 +12,7 @@ import secrets
 
 import msgspec
 
+from fa_rollout.account import events
 from fa_rollout.hub.checkpoints import checkpoint
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
@@ -73,9 +74,7 @@ class Restarts:
         self._was_lost = self._was_lost or not in_order
         self._early = [(rank, load) for rank, load in self._early if rank.key in world.members]
         if flow is not None and (world.is_broken or not world.members):
-            self._core.steps.forget()
-            for step in list(flow.open_steps.values()):
-                flow.returned(step)
+            self._core.steps.forget(flow)
             world.needs_state = flow.step > 0
 
     def may_train(self, rank: Attachment, request: int) -> bool:
@@ -180,17 +179,18 @@ class Restarts:
             kept=message.kept if message else (),
         )
         self._core.log.write(
-            "loaded",
-            step=flow.step,
-            version=flow.version,
-            lineage=self._core.lineage,
-            of=state.lineage,
-            cursor=flow.books.cursor,
-            unfinished=state.unfinished,
-            ends=state.ends,
-            kept=[group.group for group in flow.books.committed()],
-            restored=loaded.restored,
-            resumed=loaded.resumed,
+            events.StateRestored(
+                step=flow.step,
+                version=flow.version,
+                lineage=self._core.lineage,
+                of=state.lineage,
+                cursor=flow.books.cursor,
+                unfinished=state.unfinished,
+                ends=state.ends,
+                kept=[group.group for group in flow.books.committed()],
+                restored=loaded.restored,
+                resumed=loaded.resumed,
+            )
         )
         if loaded.dropped:
             names = [group.group for group in loaded.dropped]
@@ -209,6 +209,7 @@ class Restarts:
             and core.updates.phase is Phase.IDLE
             and self._first_weights_of != flow.lineage
         ):
+            assert core.first_weights is not None
             self._first_weights_of = flow.lineage
-            core.log.write("first_weights", path=core.first_weights, lineage=flow.lineage)
+            core.log.write(events.FirstWeightsLoaded(path=core.first_weights, lineage=flow.lineage))
             core.updates.publish_unasked(core.first_weights, version=0, lineage=flow.lineage)

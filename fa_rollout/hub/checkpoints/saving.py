@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fa_rollout.account import events
 from fa_rollout.hub.checkpoints import checkpoint
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
@@ -195,8 +196,9 @@ class States:
         if with_payload:
             groups = (flow.books.groups[name] for name in snapshot.state.unfinished)
             snapshot.groups = [group.group for group in groups if group.commit is not None]
+        state = snapshot.state
         self._core.log.write(
-            "state", step=step, cursor=snapshot.state.cursor, unfinished=len(snapshot.state.unfinished)
+            events.StateSaved(step=step, cursor=state.cursor, unfinished=len(state.unfinished))
         )
         self._core.log.flush()  # a checkpoint counts groups that only the log names
         self._answer(snapshot, flow)

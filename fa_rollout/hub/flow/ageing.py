@@ -4,18 +4,16 @@ In: books, and where the run stands. Out: changes of the books, freed records, g
 Invariant: a group that is given up is noted in the log, and its record leaves the ring.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fa_rollout.account import events
+from fa_rollout.account.events import Note
 from fa_rollout.hub.flow import composition
 from fa_rollout.hub.flow.books import Books, Group
 from fa_rollout.hub.flow.meter import Meter
 from fa_rollout.hub.flow.stream import End
 from shm import RingTable
-from trainer_hook.messages import Settlement
-
-Note = Callable[..., None]
-"""Writes an event of this name with these values to the run's log."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class Ageing:
         """End a committed group untrained."""
         assert group.commit is not None
         self.table.discard(group.commit.sequence)
-        self.note(Settlement.DROPPED, group=group.group, attempt=group.attempt, reason=reason)
+        self.note(events.GroupDropped(group=group.group, attempt=group.attempt, reason=reason))
         self.meter.dropped_tokens += sum(group.commit.response_lens)
         self.books.end(group, End.DROPPED)
 
@@ -85,7 +83,7 @@ class Ageing:
         return list(late)
 
     def _requeue(self, group: Group, reason: str) -> None:
-        self.note(Settlement.RETURNED, group=group.group, attempt=group.attempt, reason=reason)
+        self.note(events.GroupReturned(group=group.group, attempt=group.attempt, reason=reason))
         group.num_overdue += 1
         self.books.requeue(group)
 

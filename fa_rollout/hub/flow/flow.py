@@ -7,9 +7,10 @@ Invariant: the books, the ring's table and the version agree after each call.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fa_rollout.account.events import Note
 from fa_rollout.config import Config
 from fa_rollout.hub.flow import admission, composition
-from fa_rollout.hub.flow.ageing import Ageing, Note
+from fa_rollout.hub.flow.ageing import Ageing
 from fa_rollout.hub.flow.books import Books, Group
 from fa_rollout.hub.flow.kept_groups import Kept
 from fa_rollout.hub.flow.meter import Meter
@@ -78,7 +79,7 @@ class Flow:
         table: RingTable,
         *,
         lineage: str,
-        note: Note = lambda event, **values: None,
+        note: Note = lambda event: None,
         recording: Recording | None = None,
     ) -> None:
         """

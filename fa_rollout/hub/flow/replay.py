@@ -8,8 +8,7 @@ given back or a checkpoint was loaded, replaces what it was and all that came af
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from fa_rollout.account import events
 from fa_rollout.config import ConfigError
 from fa_rollout.hub.flow import composition
 from fa_rollout.hub.flow.books import Books
@@ -17,24 +16,11 @@ from trainer_hook.errors import UnsplittableBatch
 from trainer_hook.messages import Part
 
 
-class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A `composed` event."""
-
-    step: int
-    groups: list[int]
-    ranks: list[list[list[tuple[int, int, bool, int]]]]
-    """By rank and micro-batch: (group, member, filler, mask_before) of each sample."""
-
-
-class _Event(msgspec.Struct, frozen=True, kw_only=True):
-    event: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """The steps of a recorded run."""
 
-    steps: dict[int, RecordedStep]
+    steps: dict[int, events.StepComposed]
     groups: frozenset[int]
     """All that were trained."""
 
@@ -95,27 +81,15 @@ def read(path: str | Path) -> Recording:
     Raises:
         ConfigError: there is no such file, or no step in it.
     """
+    steps: dict[int, events.StepComposed] = {}
     try:
-        lines = Path(path).read_bytes().splitlines()
+        for event in events.read(Path(path)):
+            if isinstance(event, events.StepComposed):
+                steps = {number: other for number, other in steps.items() if number < event.step}
+                steps[event.step] = event
     except OSError as error:
         raise ConfigError(f"run.replay: the log {path} cannot be read: {error.strerror}") from error
-    steps: dict[int, RecordedStep] = {}
-    for line in lines:
-        step = _composed(line)
-        if step is not None:
-            steps = {number: other for number, other in steps.items() if number < step.step}
-            steps[step.step] = step
     if not steps:
         raise ConfigError(f"run.replay must name the events.jsonl of a run with steps, found none in {path}")
     groups = frozenset(name for step in steps.values() for name in step.groups)
     return Recording(steps=steps, groups=groups)
-
-
-def _composed(line: bytes) -> RecordedStep | None:
-    """The step that an event composes; None for any other event, and for a line that a kill cut short."""
-    try:
-        if msgspec.json.decode(line, type=_Event).event == "composed":
-            return msgspec.json.decode(line, type=RecordedStep)
-    except msgspec.DecodeError:
-        pass
-    return None

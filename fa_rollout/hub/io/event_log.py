@@ -1,7 +1,6 @@
 """The append-only log of a run: one JSON object a line, for report and replay, never for resume."""
 
 import os
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -26,11 +25,11 @@ class EventLog:
         self.failure: str | None = None
         """Why the log ended early."""
 
-    def write(self, event: str, **values: object) -> None:
-        """Append an event with the time of this host's monotonic clock."""
+    def write(self, event: msgspec.Struct) -> None:
+        """Append an event."""
         if self._file is None:
             return
-        self._buffer += self._encoder.encode({"t": time.monotonic(), "event": event, **values})
+        self._buffer += self._encoder.encode(event)
         self._buffer += b"\n"
         if len(self._buffer) >= FLUSH_BYTES:
             self.flush()

@@ -4,6 +4,7 @@ In: the state of the hub. Out: `metrics.jsonl` beside the event log. Invariant: 
 run is in exactly one line, as long as no more than `history` keeps fall between two.
 """
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,15 @@ import msgspec
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
+from fa_rollout.observe.snapshot import Snapshot
 
 NAME = "metrics.jsonl"
+
+
+class MetricsLine(Snapshot, frozen=True, kw_only=True, tag_field="event", tag="snapshot"):  # type: ignore[misc]
+    """A snapshot with the clock of `events.jsonl`."""
+
+    t: float
 
 
 class MetricsLog:
@@ -42,7 +50,7 @@ class MetricsLog:
         steps, updates = self._seen
         snapshot = with_history(self._core, portrait(self._core), steps_seen=steps, updates_seen=updates)
         self._seen = (snapshot.totals.steps, snapshot.totals.updates)
-        self._log.write("snapshot", **msgspec.structs.asdict(snapshot))
+        self._log.write(MetricsLine(t=time.monotonic(), **msgspec.structs.asdict(snapshot)))
         self._log.flush()
         if self._log.failure is not None:
             self._core.warn(self._log.failure)

@@ -5,6 +5,7 @@ Invariant: a payload is kept until its group is settled, so that a group can beg
 life; of every group that ends untrained the launcher is told once.
 """
 
+from fa_rollout.account import events
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.stream import End
@@ -113,4 +114,4 @@ class LauncherDesk:
     def _publish(self, flow: Flow, message: m.Announce) -> None:
         if message.version != flow.version:
             flow.published(message.version)
-            self._core.log.write("published", version=message.version, step=message.step)
+            self._core.log.write(events.VersionPublished(version=message.version, bubble_s=0.0))

@@ -5,10 +5,10 @@ In: messages of one life of the generator. Out: changes of the books.
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from fa_rollout.account import events
 from fa_rollout.hub.checkpoints.saving import States
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
@@ -22,7 +22,6 @@ from trainer_hook.messages import Settlement
 
 EXIT_REFUSED = 2
 """Nothing was generated: what the user has to change is in the text."""
-LOST = (Settlement.FILTERED, Settlement.FAILED, Settlement.DROPPED)
 
 
 class GeneratorDesk:
@@ -88,7 +87,7 @@ class GeneratorDesk:
                 self._commit(message, flow)
             case m.Dispatched():
                 flow.books.dispatched(message.groups, message.version)
-                self._core.log.write("dispatched", groups=message.groups, version=message.version)
+                self._core.log.write(events.GroupsDispatched(groups=message.groups, version=message.version))
             case m.Settled():
                 self._settle(message, flow)
             case m.PartialsSaved():
@@ -100,46 +99,51 @@ class GeneratorDesk:
                     core.history.published(
                         message.version, write_s=write_s, load_s=load_s, bubble_s=message.bubble_s
                     )
-                    self._core.log.write("published", version=message.version, bubble_s=message.bubble_s)
+                    core.log.write(
+                        events.VersionPublished(version=message.version, bubble_s=message.bubble_s)
+                    )
 
     def _commit(self, message: m.Commit, flow: Flow) -> None:
-        event = "refused"
         bare = msgspec.structs.replace(message, payload=b"") if message.payload else message
+        kind: type[events.GroupRecorded] = events.RecordUnwanted
         try:
-            event = "committed" if flow.commit(bare) else "unwanted"
+            if flow.commit(bare):
+                kind = events.GroupCommitted
         except DescriptorRefused as error:
+            kind = events.RecordRefused
             self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
-        if event == "committed" and self._launcher is not None:
+        if kind is events.GroupCommitted and self._launcher is not None:
             self._launcher.committed(message)
         self._core.log.write(
-            event,
-            group=message.group,
-            attempt=message.attempt,
-            sequence=message.sequence,
-            bytes=message.length,
-            versions=(message.oldest_version, message.newest_version),
-            prompt_lens=message.prompt_lens,
-            response_lens=message.response_lens,
-            rewards=message.rewards,
+            kind(
+                group=message.group,
+                attempt=message.attempt,
+                sequence=message.sequence,
+                bytes=message.length,
+                versions=(message.oldest_version, message.newest_version),
+                prompt_lens=message.prompt_lens,
+                response_lens=message.response_lens,
+                rewards=message.rewards,
+            )
         )
 
     def _settle(self, message: m.Settled, flow: Flow) -> None:
         if self._launcher is not None:
             self._launcher.settled(message)
-        event: str = message.outcome
+        kind = events.SETTLED[message.outcome]
         try:
-            event = message.outcome if flow.settle(message) else "unwanted"
+            kind = kind if flow.settle(message) else events.SettlementUnwanted
         except TooManyFailures as error:
             self._core.give_up("GeneratorFailed", str(error))
-        if event in LOST and self._core.history.lost(event, message.reason) and event == Settlement.FAILED:
+        is_first = self._note(kind(group=message.group, attempt=message.attempt, reason=message.reason))
+        if is_first and message.outcome is Settlement.FAILED:
             why = message.reason.partition("\n")[0]
             self._core.warn(f"group {message.group} failed: {why} (the first failure of this kind)")
-        self._core.log.write(event, group=message.group, attempt=message.attempt, reason=message.reason)
 
     def gone(self, how: str, *, will_restart: bool) -> None:
         """The generator's life ended; all that it sent was handled before."""
         lost = self._core.flow.generator_died() if self._core.flow else []
-        self._core.log.write("generator_died", how=how, requeued=[group.group for group in lost])
+        self._core.log.write(events.GeneratorDied(how=how, requeued=[group.group for group in lost]))
         self._core.pulse = None
         self._core.pulses.end_life()
         self._core.generator_is_up = False
@@ -176,10 +180,11 @@ class GeneratorDesk:
 
     def _generator_ready(self, message: m.GeneratorReady) -> None:
         self._core.log.write(
-            "generator_ready",
-            incarnation=message.incarnation,
-            engines=message.engines,
-            concurrency=message.concurrency,
+            events.GeneratorOpened(
+                incarnation=message.incarnation,
+                engines=message.engines,
+                concurrency=message.concurrency,
+            )
         )
         if self._core.flow is None:
             self._core.flow = self._new_flow(message.num_prompts)
@@ -209,7 +214,7 @@ class GeneratorDesk:
             "batch, set engine.model to the folder of the model that they started with, or restart them"
         )
         files = core.first_weights
-        core.log.write("strangers", engines=strangers, first_weights=core.first_weights)
+        core.log.write(events.StrangersFound(engines=strangers, first_weights=core.first_weights))
         core.warn(
             f"the engines hold weights of another run ({found}): they get "
             + ("those of hook.update_weights()" if files is None else f"those in {files}")
@@ -222,11 +227,10 @@ class GeneratorDesk:
             return self._flow(self._fed)
         return self._flow(self._shards.stream(num_prompts))
 
-    def _note(self, event: str, **values: Any) -> None:
-        """What befalls groups in the flow alone."""
-        if event in LOST:
-            self._core.history.lost(event, str(values.get("reason", "")))
-        self._core.log.write(event, **values)
+    def _note(self, event: events.Event) -> bool:
+        """Log an event; True for a group that is lost for a reason not seen before."""
+        self._core.log.write(event)
+        return isinstance(event, events.GroupLost) and self._core.history.lost(event.outcome, event.reason)
 
     def _flow(self, source: Source) -> Flow:
         core = self._core

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fa_rollout.account import events
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States
 from fa_rollout.hub.core import Core
@@ -47,7 +48,7 @@ class RankDesk:
         rank = Attachment(number=self._num_attached, hello=hello, connection=connection)
         self._core.world.join(rank)
         self._core.log.write(
-            "attached", rank=hello.dp_rank, peer=hello.peer, pid=hello.pid, attach=rank.number
+            events.RankAttached(rank=hello.dp_rank, peer=hello.peer, pid=hello.pid, attach=rank.number)
         )
         return rank
 
@@ -150,7 +151,7 @@ class RankDesk:
         """
         if not keeps_leases:
             for sequence in self._core.table.release_all(rank.number):
-                self._core.log.write("released", sequence=sequence, attach=rank.number)
+                self._core.log.write(events.LeaseEnded(sequence=sequence, attach=rank.number))
         if self._core.world.members.get(rank.key) is not rank:
             return
         in_order = rank.closing and self._core.steps.next_step(rank) is None
@@ -158,7 +159,7 @@ class RankDesk:
         world.leave(rank)
         self._core.updates.left(rank)
         self._core.evaluations.left(rank)
-        self._core.log.write("left", rank=rank.hello.dp_rank, attach=rank.number, in_order=in_order)
+        self._core.log.write(events.RankLeft(rank=rank.hello.dp_rank, attach=rank.number, in_order=in_order))
         if world.members and not in_order:
             world.is_broken = True
             text = f"{rank.name} is gone; the other ranks cannot go on"
@@ -176,17 +177,9 @@ class RankDesk:
         for sequence in message.sequences:
             self._core.table.release(sequence, rank.number)
         if message.outcome is not None and self._core.flow is not None:
-            self._core.log.write(
-                "finished",
-                step=message.step,
-                rank=rank.hello.dp_rank,
-                peer=rank.hello.peer,
-                outcome=message.outcome,
-            )
-            step = self._core.steps.finish(rank, message, self._core.flow)
-            if step is not None:
-                self._core.log.write(message.outcome, step=step.step, version=step.version, groups=step.names)
-                self._states.step_ended(self._core.flow)
+            flow = self._core.flow
+            if self._core.steps.finish(rank, message.step, message.outcome, flow):
+                self._states.step_ended(flow)
 
     def _abort(self, rank: Attachment, message: m.Abort, flow: Flow) -> None:
         running = flow.books.running()

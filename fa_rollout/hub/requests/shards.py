@@ -11,6 +11,7 @@ In: the configuration, and what ranks say of their node. Out: the stream of prom
 Invariant: no prompt is taken by two nodes, and none by no node.
 """
 
+from fa_rollout.account import events
 from fa_rollout.data.order import epoch_order
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
@@ -64,7 +65,7 @@ class Shards:
         if self._is_fed or hello.num_nodes == 1 or told == self.place:
             return
         self.place = told
-        self._core.log.write("shard", shard=hello.node, num_shards=hello.num_nodes)
+        self._core.log.write(events.ShardAssigned(shard=hello.node, num_shards=hello.num_nodes))
         if self._core.flow is not None:
             self._begin_again(self._core.flow)
 

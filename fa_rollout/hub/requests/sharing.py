@@ -4,6 +4,7 @@ In: what ranks ask and tell of the leader. Out: answers; a flow that counts in t
 Invariant: a run that follows starts no group before it knows which weights the engines hold.
 """
 
+from fa_rollout.account import events
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.state.updates import Phase
@@ -32,7 +33,9 @@ class Sharing:
         core.lineage = flow.lineage = message.lineage
         flow.version = message.version
         flow.weights_pending = True
-        core.log.write("follows", lineage=message.lineage, version=message.version, pending=message.pending)
+        core.log.write(
+            events.LeaderFollowed(lineage=message.lineage, version=message.version, pending=message.pending)
+        )
         if not message.pending:
             core.updates.publish_unasked(None, version=message.version, lineage=message.lineage)
         core.outbox.to_rank(rank, Reply(request=message.request))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from fa_rollout.account import events
 from fa_rollout.config import Config
 from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.io.event_log import EventLog
@@ -76,7 +77,7 @@ class Server:
         self._segment = Segment.create(config.ring.bytes)
         on_free = self._poison if config.ring.poison else None
         folder = Path(config.run.output_dir) if config.run.output_dir else None
-        self._log = EventLog(None if folder is None else folder / "events.jsonl")
+        self._log = EventLog(None if folder is None else folder / events.FILE_NAME)
         self._hub = Hub(
             config,
             run=run,
@@ -196,7 +197,7 @@ class Server:
         exit_code, text, books = self._ending.exit_code, self._ending.text, counts(self._hub.core)
         self._metrics.close()
         self._progress.close()
-        self._log.write("ended", exit_code=exit_code, text=text, counts=books)
+        self._log.write(events.HubEnded(exit_code=exit_code, text=text, counts=books))
         self._log.close()
         ended = m.RunEnded(exit_code=exit_code, text=text, counts=books)
         self.to_launcher(ended)
@@ -260,7 +261,7 @@ class Server:
         resume = self._hub.generator.resume_message()
         if self._plugin is not None:
             resume = msgspec.structs.replace(resume, payload=self._plugin.payload)
-        self._log.write("generator_started", incarnation=resume.incarnation)
+        self._log.write(events.GeneratorStarted(incarnation=resume.incarnation))
         channel = self._life.start(resume)
         self._selector.mark(channel)
         self._selector.watch(channel, lambda: self._from_generator(channel))

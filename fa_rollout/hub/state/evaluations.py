@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fa_rollout.hub.flow.ageing import Note
+from fa_rollout.account import events
+from fa_rollout.account.events import Note
 from fa_rollout.hub.state.world import Attachment
 from trainer_hook import messages as m
 
@@ -43,7 +44,7 @@ class Evaluations:
     def __init__(
         self,
         *,
-        note: Note = lambda event, **values: None,
+        note: Note = lambda event: None,
         to_rank: Callable[[Attachment, m.Message], None],
         to_generator: Callable[[m.Message], None],
     ) -> None:
@@ -61,7 +62,9 @@ class Evaluations:
         self._last += 1
         evaluation = _Evaluation(number=self._last, rank=rank, order=message.order)
         self._open[self._last] = evaluation
-        self._note("evaluation", number=self._last, rank=rank.hello.dp_rank, dataset=message.order.dataset)
+        self._note(
+            events.EvaluationBegan(number=self._last, rank=rank.hello.dp_rank, dataset=message.order.dataset)
+        )
         self._to_rank(rank, m.Reply(request=message.request, value=self._last))
         self._order(evaluation)
 
@@ -172,7 +175,8 @@ class Evaluations:
             self._to_generator(m.DropEvaluation(evaluation=evaluation.number))
 
     def _note_end(self, evaluation: _Evaluation, error: str | None) -> None:
-        self._note("evaluated", number=evaluation.number, prompts=len(evaluation.done), error=error)
+        number, prompts = evaluation.number, len(evaluation.done)
+        self._note(events.EvaluationFinished(number=number, prompts=prompts, error=error))
 
 
 def _take(results: deque[bytes]) -> list[bytes]:

@@ -7,9 +7,10 @@ begins with the engines that the last one had.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from fa_rollout.hub.flow.ageing import Note
+from fa_rollout.account import events
+from fa_rollout.account.events import Note
 from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Refused, Reply
 
 Answer = Callable[[Message], None]
@@ -47,7 +48,7 @@ class Roster:
             request=self._last, url=message.url, joins=message.joins, drain_s=message.drain_s
         )
         self._open[self._last] = _Wish(order=order, request=message.request, answer=answer)
-        self._note("engine", url=message.url, joins=message.joins, phase="asked")
+        self._note(events.EngineChanged(url=message.url, joins=message.joins, phase="asked"))
         if self._is_up:
             self._to_generator(order)
 
@@ -59,7 +60,8 @@ class Roster:
         joins, url, error = wish.order.joins, message.url, message.error
         self.urls = message.engines
         self.num_changes += error is None
-        self._note("engine", url=url, joins=joins, phase="done" if error is None else "refused", error=error)
+        phase: Literal["done", "refused"] = "done" if error is None else "refused"
+        self._note(events.EngineChanged(url=url, joins=joins, phase=phase, error=error))
         if error is not None:
             self._warn(f"engine {url} could not {'join' if joins else 'leave'}: {error}")
             wish.answer(Refused(request=wish.request, error="HookError", text=error))

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fa_rollout.account import events
+from fa_rollout.account.events import Note
 from fa_rollout.config import Config
-from fa_rollout.hub.flow.ageing import Note
 from fa_rollout.hub.flow.composition import Wait
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.state.delivery import Terms, assignment, cut, remainder
 from fa_rollout.hub.state.world import Attachment, Key, World
 from shm import RingTable
 from trainer_hook.errors import UnsplittableBatch
-from trainer_hook.messages import Batch, Ended, Message, Outcome, Refused, Released
+from trainer_hook.messages import Batch, Ended, Message, Outcome, Refused
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,9 +52,11 @@ class Steps:
         self._to_rank = to_rank
         self._open: dict[int, _Open] = {}
 
-    def forget(self) -> None:
-        """The world is gone."""
+    def forget(self, flow: Flow) -> None:
+        """The world is gone: what it has not trained goes back."""
         self._open.clear()
+        for step in list(flow.open_steps.values()):
+            self._take_back(step, flow)
 
     def has(self, step: int) -> bool:
         """Whether a step is on its way through the ranks."""
@@ -91,8 +94,8 @@ class Steps:
         """Whether the oldest open step waits for this rank."""
         return self.next_step(rank) == min(self._open, default=None)
 
-    def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> Step | Wait | None:
-        """Answer a waiting rank if that can be done now; returns the step that it got a part of."""
+    def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> Wait | None:
+        """Answer a waiting rank if that can be done now; else what it waits for."""
         assert rank.waiting is not None
         request, number = rank.waiting.request, rank.waiting.step
         opened = self._open.get(number)
@@ -114,7 +117,9 @@ class Steps:
         waited_s = time.monotonic() - rank.waiting_since_s
         rank.waiting = None
         self._to_rank(rank, msgspec.structs.replace(batch, request=request, wait_s=waited_s))
-        return opened.step
+        hello = rank.hello
+        self._note(events.PartHanded(step=number, rank=hello.dp_rank, peer=hello.peer, waited_s=waited_s))
+        return None
 
     def end(self, reason: str, *, from_step: int) -> None:
         """Tell the ranks that ask for a step from `from_step` on that there is none."""
@@ -124,21 +129,29 @@ class Steps:
                 self._to_rank(rank, Ended(request=rank.waiting.request, reason=reason))
                 rank.waiting = None
 
-    def finish(self, rank: Attachment, message: Released, flow: Flow) -> Step | None:
-        """A rank is done with its part; returns the step when that ends it."""
-        opened = self._open.get(message.step)
-        if opened is None or message.outcome is None:
-            return None
-        opened.outcomes[rank.key] = message.outcome
+    def finish(self, rank: Attachment, number: int, outcome: Outcome, flow: Flow) -> bool:
+        """A rank is done with its part of a step; True when that ends the step."""
+        hello = rank.hello
+        self._note(events.PartFinished(step=number, rank=hello.dp_rank, peer=hello.peer, outcome=outcome))
+        opened = self._open.get(number)
+        if opened is None:
+            return False
+        opened.outcomes[rank.key] = outcome
         if self._world.members.keys() - opened.outcomes.keys():
-            return None  # a rank that has left may have finished before those that stay
-        del self._open[message.step]
+            return False  # a rank that has left may have finished before those that stay
+        del self._open[number]
+        step = opened.step
         if all(outcome is Outcome.TRAINED for outcome in opened.outcomes.values()):
-            flow.trained(opened.step)
-            self._on_trained(opened.step)
+            flow.trained(step)
+            self._on_trained(step)
+            self._note(events.StepTrained(step=step.step, version=step.version, groups=step.names))
         else:
-            flow.returned(opened.step)
-        return opened.step
+            self._take_back(step, flow)
+        return True
+
+    def _take_back(self, step: Step, flow: Flow) -> None:
+        flow.returned(step)
+        self._note(events.StepReturned(step=step.step, groups=step.names))
 
     def _compose(self, flow: Flow, table: RingTable) -> _Open | Wait | None:
         step = flow.compose()
@@ -153,11 +166,12 @@ class Steps:
             return None
         opened = self._open[step.step] = _Open(step=step, batches=batches)
         self._note(
-            "composed",
-            step=step.step,
-            version=step.version,
-            groups=step.names,
-            ranks=[assignment(step, batch) for batch in batches],
+            events.StepComposed(
+                step=step.step,
+                version=step.version,
+                groups=step.names,
+                ranks=[assignment(step, batch) for batch in batches],
+            )
         )
         for member in self._world.members.values():
             for handout in batches[member.hello.dp_rank].records:
@@ -176,7 +190,7 @@ class Steps:
             names = remainder(step, terms, flow.may_carry(step))
             if names:
                 flow.carry(step, names)
-                self._note("carried", step=step.step, groups=names)
+                self._note(events.StepCarried(step=step.step, groups=names))
         return cut(step, terms)
 
     def end_reason(self, flow: Flow) -> str:

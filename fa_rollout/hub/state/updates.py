@@ -17,7 +17,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
-from fa_rollout.hub.flow.ageing import Note
+from fa_rollout.account import events
+from fa_rollout.account.events import Note
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.state.weight_folders import WeightFolders
 from fa_rollout.hub.state.world import Attachment, World
@@ -58,7 +59,7 @@ class Updates:
     def __init__(
         self,
         *,
-        note: Note = lambda event, **values: None,
+        note: Note = lambda event: None,
         world: World,
         directory: Path,
         lease_s: float,
@@ -101,7 +102,7 @@ class Updates:
             )
             return
         if self.phase is Phase.IDLE:
-            self._note("update", phase=Phase.ENTERING)
+            self._note(events.UpdateMoved(phase="entering"))
         self.phase = Phase.ENTERING
         rank.entered_update = message
         members = list(self._world.members.values())
@@ -159,7 +160,7 @@ class Updates:
         members = self._world.members.values()
         if all(isinstance(member.entered_update, UpdatePublish) for member in members):
             self.phase = Phase.PUBLISHING
-            self._note("update", phase=self.phase, version=self._version)
+            self._note(events.UpdateMoved(phase="publishing", version=self._version))
             self._was_sent = True
             self._to_generator(self._publication())
 
@@ -190,7 +191,7 @@ class Updates:
         leader = self._world.leader
         if self._pause is not None and not self._pause_answered and leader is not None:
             self._pause_answered = True
-            self._note("update", phase="paused", version=self._version)
+            self._note(events.UpdateMoved(phase="paused", version=self._version))
             self._to_rank(leader, Reply(request=self._pause.request))
 
     def staged(self, message: StageDone | StageFailed) -> None:
@@ -245,7 +246,7 @@ class Updates:
         is_same = flow.weights_pending and not flow.handed_since_publication
         version = flow.version if is_same else self._next_number(flow)
         self._version, self._was_sent = version, False
-        self._note("update", phase=self.phase, version=version)
+        self._note(events.UpdateMoved(phase="open", version=version))
         self._lineage = flow.lineage
         self._publish = UpdatePublish(request=0, leader=True)
         folder = self.folders.open(self._lineage, self._version)
@@ -290,7 +291,7 @@ class Updates:
             self._to_generator(ContinueEngines())
         if self.phase is Phase.PUBLISHING:
             self.folders.doubt()  # some engines may have loaded what others have not
-        self._note("update", phase="failed", text=text)
+        self._note(events.UpdateMoved(phase="failed", text=text))
         self._failure = (error, text)
         self._end(lambda request: Refused(request=request, error=error, text=text))
 
