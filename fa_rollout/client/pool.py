@@ -66,6 +66,7 @@ class EnginePool:
         which waits for one of them alone: those that come later are let in then; `known` is what that life
         had found, which is not asked for again.
         Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
+        `vocab_size` bounds token ids where no engine's model folder can be read here.
 
         Raises:
             AddressError: an address that cannot be read.
@@ -139,9 +140,8 @@ class EnginePool:
             await self._stack.aclose()
             raise
         self._infos += found
-        if self._vocab_size is None:
-            sizes = [info.vocab_size for info in self.engines if info.vocab_size is not None]
-            self._vocab_size = min(sizes, default=None)
+        sizes = [info.vocab_size for info in self.engines if info.vocab_size is not None]
+        self._vocab_size = min(sizes, default=self._vocab_size)
         await self._background.start()
         self._wire(ids)
         for engine in late:

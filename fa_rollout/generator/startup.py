@@ -18,7 +18,7 @@ import msgspec
 from fa_rollout.client.base.errors import ControlFailed
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine.control import IN_PIECES
-from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.probe import EngineInfo, model_config, vocab_size_of
 from fa_rollout.client.fleet.dispatch import Balance
 from fa_rollout.client.fleet.recovery import is_first, is_foreign, taken
 from fa_rollout.client.pool import EnginePool
@@ -115,6 +115,7 @@ def _pool(config: Config, resume: Resume) -> EnginePool:
         max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
         policy=_failure_policy(config),
         balance=_BALANCES[config.engine.balance],
+        vocab_size=vocab_size_of(model_config(config.engine.model) or model_config(config.engine.tokenizer)),
         takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
         ends_pauses=not follows(config),
         known=msgspec.convert(resume.known_engines, list[EngineInfo]),

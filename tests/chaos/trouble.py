@@ -6,6 +6,7 @@ is changed is changed so that it can be found out.
 
 from typing import Any
 
+from tests.chaos.job import VOCAB_SIZE
 from tests.kit.scripted import Rule
 
 _HTML = "<html><body><h1>502 Bad Gateway</h1></body></html>"
@@ -40,6 +41,7 @@ LIES: dict[str, list[Rule]] = {
     "HTML": [Rule(body=_HTML, every=2)],
     "half a body": [Rule(body='{"text":"so", "output_ids":[3,', every=2)],
     "another's id": [Rule(meta={"id": "stranger"}, every=2)],
+    "ids beyond the vocabulary": [Rule(last_id=VOCAB_SIZE + 7, every=2)],
     "ids beyond 32 bits": [Rule(last_id=(1 << 32) + 5, every=2)],
     "another prompt's length": [Rule(meta={"prompt_tokens": 1}, every=2)],
     "log-probabilities NaN": [Rule(corrupt="nan", every=2)],

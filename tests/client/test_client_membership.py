@@ -330,3 +330,24 @@ def test_a_list_of_workers_that_cannot_be_read_is_a_router_that_does_not_answer(
         ScriptedEngine.start(Script(workers=[engine.url])) as router,
     ):
         run_with([router.url], work, router=True)
+
+
+def test_an_engine_that_starts_again_with_an_old_label_is_no_other_run_that_pushes(
+    engines: list[ScriptedEngine], tmp_path: Path
+) -> None:
+    second = engines[1]
+    port = int(second.url.rsplit(":", 1)[1])
+
+    async def work(pool: EnginePool) -> None:
+        pool.claim({"run"})
+        await pool.update_weights_from_disk(str(tmp_path), "run:4")
+        second.stop()
+        for completion in await ask_many(pool, 4):
+            assert_true(completion)  # type: ignore[arg-type]
+        revived = replace(SLOW, weight_version="old:3")
+        with ScriptedEngine.start(revived, port=port) as back:
+            await until(lambda: LOADS in paths(back))
+            await until(lambda: pool.statistics().lanes[1].circuit == "closed")
+        assert not pool._recovery.taken.done()
+
+    run_with([engine.url for engine in engines], work)

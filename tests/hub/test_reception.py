@@ -13,8 +13,8 @@ import pytest
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused
-from tests.hub.rig import Rig
-from tests.kit.scripted import ScriptedEngine
+from tests.hub.rig import VOCAB_SIZE, Rig
+from tests.kit.scripted import Script, ScriptedEngine
 from trainer_hook import TrainerHook
 from trainer_hook import messages as m
 from trainer_hook.record import schema_fingerprint
@@ -23,9 +23,12 @@ MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture(scope="module")
-def run(engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """One that nobody trains in."""
-    with Rig(tmp_path_factory.mktemp("reception") / "run", engine) as run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """One that nobody trains in, on an engine of its own: an engine serves one run."""
+    with (
+        ScriptedEngine.start(Script(vocab_size=VOCAB_SIZE)) as engine,
+        Rig(tmp_path_factory.mktemp("reception") / "run", engine) as run,
+    ):
         yield run
 
 

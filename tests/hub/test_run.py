@@ -263,7 +263,7 @@ def test_a_checkpoint_resumes_in_a_new_run(rig: MakeRig) -> None:
         state = hook.state_dict()
     with rig() as run, run.attach() as hook:
         hook.load_state_dict(state)
-        with pytest.raises(Stalled, match="update_weights"), hook.next_batch():
+        with pytest.raises(HookStateError, match="update_weights"), hook.next_batch():
             pass
         with hook.update_weights():
             pass

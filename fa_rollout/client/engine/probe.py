@@ -79,7 +79,7 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
     model = await control.model_info(engine)
     server = await _server_info(engine)
     # The folder of the weights that were loaded last may be gone with the run that wrote it.
-    config = _config(model.get("model_path")) or _config(model.get("tokenizer_path"))
+    config = model_config(model.get("model_path")) or model_config(model.get("tokenizer_path"))
     reply = await _one_token(engine, rid, limit_s, ends_pauses=ends_pauses)
     return EngineInfo(
         url=engine.url,
@@ -87,7 +87,7 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
         has_spans=reply.has_spans,
         model_path=_text(model.get("model_path")),
         server_version=_text(server.get("version")),
-        vocab_size=_vocab_size(config),
+        vocab_size=vocab_size_of(config),
         context_length=_context_length(server),
         num_workers=_number(server.get("tp_size"), 1),
         takes_parts=_takes_parts(server, config),
@@ -192,16 +192,17 @@ def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _config(model_path: Any) -> dict[str, Any] | None:
-    """The model's own, where its folder can be read here."""
+def model_config(folder: Any) -> dict[str, Any] | None:
+    """The `config.json` of a model's folder; None where it cannot be read here."""
     try:
-        config = json.loads((Path(str(model_path)) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return config if isinstance(config, dict) else None
 
 
-def _vocab_size(config: dict[str, Any] | None) -> int | None:
+def vocab_size_of(config: dict[str, Any] | None) -> int | None:
+    """Number of token ids that a model has, as its configuration says."""
     if config is None:
         return None
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
