@@ -1,7 +1,7 @@
-"""Checks before a run starts: what would fail in an hour is found in a second.
+"""Checks before a run starts: find in a second what would fail in an hour.
 
-In: a configuration and facts about this machine. Out: findings, each with a way to repair it. Invariant:
-every check is a function of its arguments and starts nothing; user code is looked for and never executed.
+In: a configuration and facts about this machine. Out: findings, each with a fix. Invariant: every check is a
+function of its arguments and starts nothing; user code is located but never executed.
 """
 
 import importlib.util
@@ -31,11 +31,11 @@ from shm.ring.headroom import RESERVE_BYTES, Headroom, available_bytes
 from trainer_hook.printable import printable
 
 _FDS_BESIDE_REQUESTS = 128
-"""Logs, libraries, reward workers, channel."""
+"""Open files of logs, libraries, reward workers and the channel."""
 _BYTES_PER_TOKEN = 9
-"""Of a record: id, log-probability, mask."""
+"""Bytes of a record per token: id, log-probability, mask."""
 _LEAST_TOKENS = 2
-"""Of a sample: one of the prompt and one of the answer."""
+"""Tokens of the shortest sample: one of the prompt and one of the answer."""
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -43,14 +43,14 @@ class Severity(StrEnum):
     """How bad a finding is."""
 
     ERROR = "error"
-    """The run would not work: it is not started."""
+    """The run cannot work and is not started."""
     WARNING = "warning"
-    """The run may work; somebody should look."""
+    """The run may work, but should be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is not as it must be."""
+    """One problem."""
 
     severity: Severity
     check: str
@@ -91,7 +91,7 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
 
 
 def is_fit(config: Config, command: Sequence[str]) -> bool:
-    """Print what the checks find; False when the run must not start."""
+    """Print the findings; False if the run must not start."""
     findings = preflight(config, command)
     for finding in findings:
         print(f"fa-rollout-proc: {printable(masked_text(str(finding)), lines=True)}", file=sys.stderr)
@@ -99,44 +99,44 @@ def is_fit(config: Config, command: Sequence[str]) -> bool:
 
 
 def check_memory(ring_bytes: int, headroom: Headroom) -> list[Finding]:
-    """The ring is reserved whole at start: it must fit in what the machine and every cgroup leave free."""
+    """The whole ring is reserved at the start: it must fit in the machine's and all cgroups' free memory."""
     needed, free = ring_bytes + RESERVE_BYTES, headroom.available_bytes
     if needed <= free // 2:
         return []
     is_too_much = needed > free
-    must = "must fit in free memory" if is_too_much else "takes more than half of what is free"
+    must = "must fit in free memory" if is_too_much else "uses more than half of the free memory"
     return [
         Finding(
             severity=Severity.ERROR if is_too_much else Severity.WARNING,
             check="memory",
-            text=f"ring.bytes = {ring_bytes:,} {must}: {free:,} bytes, by {headroom.limiter}",
-            fix="lower ring.bytes (a few steps' groups are enough), or raise that limit",
+            text=f"ring.bytes = {ring_bytes:,} {must}; {free:,} bytes are free ({headroom.limiter})",
+            fix="lower ring.bytes (room for the groups of a few steps is enough), or raise that limit",
         )
     ]
 
 
 def check_lengths(config: Config) -> list[Finding]:
-    """Samples that no micro-batch holds, and steps that the ring cannot hold."""
+    """Samples longer than a micro-batch, and steps larger than the ring."""
     findings = []
     longest = config.sampling.max_new_tokens + (config.data.max_prompt_tokens or 1)
     limit = config.trainer.max_tokens_per_micro_batch
     if limit is not None and longest > limit:
         text = (
-            f"a sample may reach {longest:,} tokens (sampling.max_new_tokens and its prompt), and "
-            f"trainer.max_tokens_per_micro_batch = {limit:,}: a group with a longer sample fails"
+            f"samples may have up to {longest:,} tokens (prompt and sampling.max_new_tokens), but "
+            f"trainer.max_tokens_per_micro_batch = {limit:,}; groups with longer samples fail"
         )
         findings.append(_warning("lengths", text, "raise that limit, or lower sampling.max_new_tokens"))
     num_samples = config.rollout.groups_per_step * config.rollout.samples_per_group
     least = num_samples * _LEAST_TOKENS * _BYTES_PER_TOKEN
     if least > config.ring.bytes:
-        text = f"ring.bytes = {config.ring.bytes:,} must hold the {num_samples:,} samples of a step at once"
-        findings.append(_error("lengths", text, f"set ring.bytes to {2 * least:,} at the very least"))
+        text = f"ring.bytes = {config.ring.bytes:,} must hold the {num_samples:,} samples of a whole step"
+        findings.append(_error("lengths", text, f"set ring.bytes to at least {2 * least:,}"))
     elif (most := num_samples * longest * _BYTES_PER_TOKEN) > config.ring.bytes:
         text = (
-            f"a step of {num_samples:,} samples, each as long as sampling.max_new_tokens allows, takes "
-            f"{most:,} bytes, and ring.bytes = {config.ring.bytes:,}: a run whose steps do not fit ends"
+            f"a step of {num_samples:,} samples, all as long as sampling.max_new_tokens allows, needs "
+            f"{most:,} bytes, but ring.bytes = {config.ring.bytes:,}; a run whose steps do not fit stops"
         )
-        findings.append(_warning("lengths", text, f"set ring.bytes to {most:,}, if answers may all be long"))
+        findings.append(_warning("lengths", text, f"set ring.bytes to {most:,} if all answers may be long"))
     return findings
 
 
@@ -147,12 +147,12 @@ def check_descriptors(num_concurrent: int, limit: int | None = None) -> list[Fin
     needed = num_concurrent + _FDS_BESIDE_REQUESTS
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return []
-    text = f"{num_concurrent} concurrent samples need {needed} open files, and the limit is {limit}"
-    return [_error("descriptors", text, f"ulimit -n {needed}, or lower engine.max_concurrent_samples")]
+    text = f"{num_concurrent} concurrent samples need {needed} open files, but the limit is {limit}"
+    return [_error("descriptors", text, f"run ulimit -n {needed}, or lower engine.max_concurrent_samples")]
 
 
 def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Finding]:
-    """Requests go to the engines directly: a proxy that is set for them is not used."""
+    """Requests go directly to the engines, even if the environment sets a proxy."""
     proxy = next((name for name in _PROXY_VARIABLES if environment.get(name)), None)
     hosts = [urlsplit(url).hostname or url for url in urls]
     beyond = [host for host in hosts if not _is_local(host) and not _is_bypassed(host, environment)]
@@ -162,29 +162,35 @@ def check_proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[F
         Finding(
             severity=Severity.WARNING,
             check="proxies",
-            text=f"{proxy}={environment[proxy]} is set, but engines ({beyond[0]}) are asked directly",
-            fix="name their hosts in no_proxy; engines behind a proxy need a router on this side of it",
+            text=f"{proxy}={environment[proxy]} is set, but requests to engines ({beyond[0]}) bypass it",
+            fix="add their hosts to no_proxy; for engines behind a proxy, run a router on this side of it",
         )
     ]
 
 
 def check_reward(path: str, search_path: Sequence[str]) -> list[Finding]:
-    """The module of the reward function must be found; it is not imported here. A server is not asked."""
+    """The reward function's module must exist. It is not imported, and a reward server is not called."""
     if is_url(path):
         return []
     forms = "package.module.function or package.module:function"
     module, separator, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not separator or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module) or not attribute:
-        return [_error("reward", f"reward.function must be {forms}, found {path!r}", "write it in that form")]
+        return [
+            _error(
+                "reward",
+                f"reward.function must be {forms}, found {path!r}",
+                "change it to one of these forms",
+            )
+        ]
     missing = _missing_module(module, search_path)
     if missing is None:
         return []
-    text = f"reward.function = {path!r}: no module {missing!r} in the current folder or in what is installed"
-    return [_error("reward", text, "start in the folder that holds it, set PYTHONPATH, or install it")]
+    text = f"reward.function = {path!r}: no module {missing!r} in the current folder or installed"
+    return [_error("reward", text, "start in the folder that contains it, set PYTHONPATH, or install it")]
 
 
 def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
-    """The first name on the way to `module` that cannot be found; parents are not executed."""
+    """The first part of `module` that cannot be found; parent packages are not executed."""
     locations: Sequence[str] | None = search_path
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
@@ -203,35 +209,35 @@ def _missing_module(module: str, search_path: Sequence[str]) -> str | None:
 
 
 def num_requests(config: Config) -> int:
-    """Samples that may run at once, those of evaluations included."""
+    """Samples that may run at the same time, including those of evaluations."""
     training = config.engine.max_concurrent_samples * max(1, len(config.engine.urls))
     return training + config.evaluation.max_concurrent_samples
 
 
 def _check_evaluation(evaluation: Evaluation) -> list[Finding]:
-    """The data sets of evaluations, which nobody opens before the first one."""
+    """The data sets of evaluations, which are not opened before the first evaluation."""
     named = {"evaluation.path": evaluation.path} if evaluation.path else {}
     named |= {f"evaluation.datasets.{name}": path for name, path in evaluation.datasets.items()}
     return [finding for key, path in named.items() for finding in check_data(path, key=key)]
 
 
 def check_data(pattern: str, *, key: str = "data.path") -> list[Finding]:
-    """At least one file with something in it."""
+    """At least one file that is not empty."""
     files = [Path(name) for name in glob(pattern, recursive=True)] or [Path(pattern)]
     found = [file for file in files if file.is_file()]
     if not found:
-        text, fix = f"{key} = {pattern!r} must name a file, and there is none", "mend the path"
+        text, fix = f"{key} = {pattern!r} matches no file", "fix the path"
     elif unreadable := [file for file in found if not os.access(file, os.R_OK)]:
         text, fix = f"{key}: {unreadable[0]} cannot be read", "change its permissions"
     elif not any(file.stat().st_size for file in found):
-        text, fix = f"{key} = {pattern!r}: {len(found)} files, all empty", "put prompts in"
+        text, fix = f"{key} = {pattern!r}: {len(found)} files, all empty", "add prompts"
     else:
         return []
     return [_error("data", text, fix)]
 
 
 def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> list[Finding]:
-    """Folders that are named must hold the files that are read from them."""
+    """The configured folders must contain the files that are read from them."""
     folder, key = (tokenizer, "engine.tokenizer") if tokenizer is not None else (model, "engine.model")
     wanted = [("engine.model", model, "config.json")] if embedded else []
     missing = [
@@ -243,13 +249,13 @@ def check_model(model: str | None, tokenizer: str | None, *, embedded: bool) -> 
 
 
 def check_template(kwargs: Iterable[str], folder: str | None) -> list[Finding]:
-    """Variables for the chat template should be ones that it uses."""
+    """The chat template should use the variables that are set for it."""
     if not kwargs or folder is None:
         return []
     try:
         templates = ChatTemplates.in_folder(Path(folder).expanduser())
     except ConfigError as error:
-        return [_error("template", str(error), "repair the tokenizer's files, or give another folder")]
+        return [_error("template", str(error), "fix the tokenizer's files, or set another folder")]
     unused = templates.unused(kwargs)
     if not unused:
         return []
@@ -264,7 +270,7 @@ def check_template(kwargs: Iterable[str], folder: str | None) -> list[Finding]:
 
 
 def check_metrics(metrics: Metrics) -> list[Finding]:
-    """What figures are sent by must be installed, and the port be free."""
+    """The packages that metrics need must be installed, and the port must be free."""
     wanted = (
         ("prometheus_port", metrics.prometheus_port, "prometheus_client", "metrics"),
         ("tensorboard_dir", metrics.tensorboard_dir, "tensorboardX", "tensorboard"),
@@ -273,7 +279,7 @@ def check_metrics(metrics: Metrics) -> list[Finding]:
     findings = [
         _error(
             "metrics",
-            f"metrics.{key} needs the package {module}, and it is not installed",
+            f"metrics.{key} needs the package {module}, which is not installed",
             f"pip install 'fa-rollout[{extra}]', or remove the key",
         )
         for key, value, module, extra in wanted
@@ -292,31 +298,31 @@ def _check_port(host: str, port: int) -> list[Finding]:
             sock.bind((host, port))
         except OSError as error:
             text = f"metrics.prometheus_port must be free on {host}, found {port}: {error.strerror or error}"
-            return [_error("metrics", text, "choose another; each run on a machine needs one of its own")]
+            return [_error("metrics", text, "choose another port; each run on a machine needs its own")]
     return []
 
 
 def check_output(folder: str | None) -> list[Finding]:
-    """The folder of the logs, or the nearest one above it that is there, must take files."""
+    """The output folder, or its nearest existing parent, must be writable."""
     if folder is None:
         return []
     path = Path(folder).absolute()
     above = next(path for path in (path, *path.parents) if os.path.lexists(path))
     if not above.is_dir():
-        text = f"run.output_dir = {folder!r} must be a folder, and {above} is none"
-        return [_error("output", text, "name another folder, or remove that file")]
+        text = f"run.output_dir = {folder!r} must be a folder, but {above} is not one"
+        return [_error("output", text, "choose another folder, or remove that file")]
     if (holder := holder_of(folder)) is not None:
         return [_error("output", in_use(folder, holder), WAY_OUT)]
     try:
         with tempfile.TemporaryFile(dir=above):
             return []
     except OSError as error:
-        text = f"run.output_dir = {folder!r} must take files, and {above} does not ({error.strerror})"
-        return [_error("output", text, "name a folder that is yours, or change its permissions")]
+        text = f"run.output_dir = {folder!r} must be writable, but {above} is not ({error.strerror})"
+        return [_error("output", text, "choose a folder that you can write to, or change its permissions")]
 
 
 def check_launch(config: Config) -> list[Finding]:
-    """The program of engines that the run starts must exist."""
+    """The program that starts the engines must exist."""
     launch = config.launch
     if config.engine.urls or launch.server == "embedded":
         return []
@@ -324,9 +330,13 @@ def check_launch(config: Config) -> list[Finding]:
     program = python if launch.command is None else launch.command[0].replace("{python}", python)
     if shutil.which(program):
         return []
-    text = f"engines are started by {program!r}, and there is no such program"
+    text = f"the engines are started with {program!r}, but there is no such program"
     return [
-        _error("launch", text, "name the interpreter of the environment that holds SGLang in launch.python")
+        _error(
+            "launch",
+            text,
+            "set launch.python to the interpreter of the environment where SGLang is installed",
+        )
     ]
 
 
@@ -338,21 +348,21 @@ def check_command(command: Sequence[str]) -> list[Finding]:
     """The trainer's program must exist."""
     if not command or shutil.which(command[0]):
         return []
-    text = f"the trainer's command starts with {command[0]!r}, and no such program is on PATH"
-    return [_error("command", text, "mend the name, or activate the environment that has it")]
+    text = f"the trainer's command starts with {command[0]!r}, but no such program is on PATH"
+    return [_error("command", text, "fix the name, or activate the environment that has it")]
 
 
 def _model_error(key: str, folder: str, file: str) -> Finding:
     name = name_of(folder)
     if name is not None:
-        text = f"{key} must be a local folder that holds a model; {folder!r} looks like a Hub name"
-        return _error("model", text, f"{download(name)}, then give that folder")
-    text = f"{key} = {folder!r} must be a folder that holds {file}, and it does not"
-    return _error("model", text, "give the folder that the model was saved to")
+        text = f"{key} must be a local model folder; {folder!r} looks like a Hub name"
+        return _error("model", text, f"{download(name)}, then use that folder")
+    text = f"{key} = {folder!r} must be a folder with a {file}"
+    return _error("model", text, "use the folder that the model was saved to")
 
 
 def _is_bypassed(host: str, environment: Mapping[str, str]) -> bool:
-    """By the common reading of no_proxy: names and their subdomains, `*` for all."""
+    """By the usual meaning of no_proxy: names and their subdomains, `*` for all."""
     names = (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",")
     suffixes = [name.strip().lstrip("*.") for name in names if name.strip()]
     return "*" in names or any(host == name or host.endswith(f".{name}") for name in suffixes)

@@ -1,5 +1,5 @@
-"""`fa-rollout-proc doctor`: everything that a run depends on, tried before a run depends on it.
+"""`fa-rollout-proc doctor`: checks everything that a run depends on.
 
-Beside what `preflight` looks at, it executes: engines are asked, user code is imported and called, prompts
-are encoded. Each check is a function that returns `Outcome`s; `examination` calls them in their order.
+In addition to `preflight`, it calls engines, imports and calls user code, and encodes prompts. Each check is
+a function that returns `Outcome`s; `examination` calls them in order.
 """

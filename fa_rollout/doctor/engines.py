@@ -1,4 +1,4 @@
-"""The engines: do they answer, what are they, what does that mean for this run."""
+"""The engines: whether they answer, what they are, and what that means for the run."""
 
 from collections.abc import Sequence
 
@@ -7,44 +7,54 @@ from fa_rollout.config import Config
 from fa_rollout.doctor.outcome import Outcome, error, ok, warning
 
 _WAYS = {"disk": "files", "tensor": "tensors", "distributed": "broadcast"}
-"""`trainer.publish` -> what an engine must know for it."""
+"""`trainer.publish` -> what an engine must support for it."""
 
 
 def engines(config: Config, found: Sequence[Examined | Unanswered]) -> list[Outcome]:
-    """One line an engine, and one for what differs between them."""
+    """One line per engine, and one for differences between them."""
     outcomes = [_one(config, one) for one in found]
     return outcomes + _agreement([one for one in found if isinstance(one, Examined)])
 
 
 def _one(config: Config, one: Examined | Unanswered) -> Outcome:
     if isinstance(one, Unanswered):
-        fix = "start it, or mend engine.urls; a server that listens on 127.0.0.1 alone looks so too"
+        fix = "start it, or fix engine.urls; the server may also listen on 127.0.0.1 only"
         return error("engine", one.text, fix)
     info, follows = one.info, config.engine.shared and config.data.shard > 0
-    release = f"release {info.server_version}" if info.server_version else "of no known release"
-    text = f"{info.url}: {release}, weights {info.version_label!r}, a token in {one.probe_s:.2g} s"
+    release = f"release {info.server_version}" if info.server_version else "unknown release"
+    text = f"{info.url}: {release}, weights {info.version_label!r}, one token in {one.probe_s:.2g} s"
     vocabulary, context = _known(info.vocab_size), _known(info.context_length)
-    ways = ", ".join(one.update_ways) or "no way"
+    ways = ", ".join(one.update_ways) or "none"
     details = [
         f"model {info.model_path}, vocabulary {vocabulary}, context {context}",
         f"version spans: {'yes' if info.has_spans else 'no'}; updates by {ways}"
         f"{' (announced by /begin_weight_update)' if one.has_brackets else ''}",
-        f"in an update answers that are half made {_meeting(config, info.has_spans)}",
+        f"in-flight answers {_meeting(config, info.has_spans)}",
     ]
     if not one.can_pause:
         return error("engine", f"{text}; it cannot be paused", "run SGLang 0.5.15 or newer", details)
     if _WAYS[config.trainer.publish] not in one.update_ways:
-        lack = f"{text}; it takes no weights by trainer.publish = {config.trainer.publish!r}"
-        return error("engine", lack, "publish in a way that it knows, or run SGLang 0.5.15 or newer", details)
+        lack = f"{text}; it does not support trainer.publish = {config.trainer.publish!r}"
+        return error(
+            "engine",
+            lack,
+            "set trainer.publish to a way that it supports, or run SGLang 0.5.15 or newer",
+            details,
+        )
     if not info.has_spans and config.engine.pause_mode in ("retract", "in_place"):
         mode = config.engine.pause_mode
-        said = f"{text}; under pause_mode = {mode!r} it does not tell which version sampled a token"
-        return warning("engine", said, 'engine.pause_mode = "auto", or SGLang 0.5.19 or newer', details)
+        said = (
+            f"{text}; under pause_mode = {mode!r} it does not report which weight version sampled each token"
+        )
+        return warning(
+            "engine", said, 'set engine.pause_mode = "auto", or run SGLang 0.5.19 or newer', details
+        )
     if not info.is_of_start and not follows:
-        said = f"{text}; these are not the weights that it started with: another run has pushed them"
+        said = f"{text}; another run has pushed these weights to it since it started"
         fix = (
-            "nothing, if that run has ended and engine.model or its own folder can be loaded: the run does "
-            "so first. Else call hook.update_weights() before the first batch, or restart the engine"
+            "none needed if that run has ended and the engine can load engine.model or its own folder: the "
+            "run loads it first. Otherwise call hook.update_weights() before the first batch, or restart the "
+            "engine"
         )
         return warning("engine", said, fix, details)
     return ok("engine", text, details)
@@ -54,24 +64,30 @@ def _meeting(config: Config, has_spans: bool) -> str:
     mode = config.engine.pause_mode
     if mode == "auto":
         mode = "retract" if has_spans else "abort"
-    after = "go on" if config.rollout.partial == "resume" else "start again"
-    return f"are held ({mode}) and go on" if mode != "abort" else f"are aborted and {after}"
+    after = "continue" if config.rollout.partial == "resume" else "start again"
+    return (
+        f"pause during an update ({mode}) and then continue"
+        if mode != "abort"
+        else f"are aborted by an update and then {after}"
+    )
 
 
 def _agreement(found: Sequence[Examined]) -> list[Outcome]:
-    """Engines of one run must be alike."""
+    """Engines of one run must be the same."""
     models = {one.info.first_path for one in found}
     releases = {one.info.server_version for one in found}
     labels = {one.info.version_label for one in found}
     if len(models) > 1:
-        text = f"all engines must serve one model, found {', '.join(sorted(map(str, models)))}"
+        text = f"all engines must serve the same model, found {', '.join(sorted(map(str, models)))}"
         # Their first answers to a run's first prompts would be of different policies.
-        return [warning("engines", text, "start all of them with the same --model-path")]
+        return [warning("engines", text, "start them all with the same --model-path")]
     if len(releases) > 1 or len(labels) > 1:
         what = releases if len(releases) > 1 else labels
         text = f"engines differ: {', '.join(sorted(map(str, what)))}"
         return [
-            warning("engines", text, "start all of them alike; a run brings weights to one version itself")
+            warning(
+                "engines", text, "start them all the same way; the run itself brings weights to one version"
+            )
         ]
     return []
 

@@ -1,7 +1,7 @@
-"""All checks in their order: each uses what the ones before it found.
+"""All checks in order; each uses the results of those before it.
 
-In: a configuration and the trainer's command. Out: outcomes. Invariant: what is started here is ended here;
-engines are left as they were, but for a token or two.
+In: a configuration and the trainer's command. Out: outcomes. Invariant: what is started here is ended
+here, and engines are left as they were, apart from a few sampled tokens.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from fa_rollout.sample import FinishReason, Sample
 from trainer_hook.record import VersionSpan
 
 NUM_TOKENS = 32
-"""Of the answers that are tried; enough to read, and soon there."""
+"""Length of the sampled answer: enough to read, and quick to sample."""
 _ANSWER_S = 60.0
 _LOOK_S = 0.1
 
@@ -40,11 +40,11 @@ _LOOK_S = 0.1
 async def examination(
     config: Config, command: Sequence[str], *, patience_s: float, starts_engine: bool
 ) -> list[Outcome]:
-    """All of it.
+    """Run all checks.
 
     Args:
-        patience_s: for an engine that does not answer.
-        starts_engine: where no engine is named, one of those that the run would start is started.
+        patience_s: longest wait for an engine to answer.
+        starts_engine: if engine.urls is empty, start one of the engines that the run would start.
     """
     outcomes = [
         *machine.memory(config),
@@ -111,7 +111,7 @@ async def _answer(
     try:
         completion = await answer(url, prompt.ids, params, _ANSWER_S)
     except ClientError as found:
-        return [error("answer", str(found), "look at the engine's own log")], None
+        return [error("answer", str(found), "see the engine's log")], None
     return model.spelling(completion, tokenizer), completion
 
 
@@ -141,12 +141,12 @@ def _sample(
 
 @asynccontextmanager
 async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[list[str] | Outcome]:
-    """Of the engines that run, or of one that is started for the time being."""
+    """Addresses of the running engines, or of one that is started for the checks."""
     if config.engine.urls:
         yield config.engine.urls
         return
     if not starts_engine:
-        yield skipped("engine", "none runs, and none is started here: --start-engine starts one")
+        yield skipped("engine", "not checked: engine.urls is empty; --start-engine starts one to check")
         return
     alone: Any = replace(
         config,
@@ -166,6 +166,6 @@ async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[li
                 started.look()
                 await asyncio.sleep(_LOOK_S)
             os.environ[KEY_VARIABLE] = started.key  # where this process's client finds it
-            yield started.urls or error("engine", str(started.obituary), "see its last lines")
+            yield started.urls or error("engine", str(started.obituary), "see the last lines of its log")
         finally:
             started.close()

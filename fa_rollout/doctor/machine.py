@@ -1,4 +1,4 @@
-"""The machine: memory, open files, proxies, clock, room on disks, programs, packages."""
+"""The machine: memory, open files, proxies, clock, disk space, programs, packages."""
 
 import importlib.metadata
 import os
@@ -36,30 +36,30 @@ _PACKAGES = (
 
 
 def memory(config: Config) -> list[Outcome]:
-    """Room for the ring, in the machine and in every cgroup."""
+    """Memory for the ring, in the machine and in every cgroup."""
     headroom = available_bytes()
     text = (
-        f"the ring takes {size(config.ring.bytes)} of {size(headroom.available_bytes)}, by {headroom.limiter}"
+        f"the ring needs {size(config.ring.bytes)} of {size(headroom.available_bytes)} ({headroom.limiter})"
     )
     return judged("memory", check_memory(config.ring.bytes, headroom), text)
 
 
 def lengths(config: Config) -> list[Outcome]:
-    """Samples against what a micro-batch and the ring hold."""
-    return judged("room", check_lengths(config), "the longest samples fit micro-batches and ring")
+    """Whether the longest samples fit a micro-batch and the ring."""
+    return judged("room", check_lengths(config), "the longest samples fit a micro-batch and the ring")
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:
-    """The ring needs none of it; torch's data loaders and NCCL do."""
+    """The ring does not use it; torch's data loaders and NCCL do."""
     try:
         room = os.statvfs(folder)
     except OSError:
-        text = f"{folder} is not there; the ring needs none of it, torch's data loaders and NCCL do"
+        text = f"{folder} does not exist; the ring does not use it, but torch's data loaders and NCCL do"
         return [warning("shm", text, "mount a tmpfs there")]
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
-    text = f"{folder} has {size(free)} free of {size(total)}; the ring needs none of it"
+    text = f"{folder} has {size(free)} free of {size(total)} (not used by the ring)"
     if free < _SMALL_SHM_BYTES:
-        fix = "docker run --shm-size=8g, if the trainer uses data loader workers or NCCL on several devices"
+        fix = "docker run --shm-size=8g, if the trainer uses data loader workers or NCCL on several GPUs"
         return [warning("shm", text, fix)]
     return [ok("shm", text)]
 
@@ -67,38 +67,38 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:
 def descriptors(config: Config) -> list[Outcome]:
     """Open files."""
     needed, limit = num_requests(config), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    text = f"{limit:,} open files allowed, for {needed:,} samples at once"
+    text = f"{limit:,} open files allowed, enough for {needed:,} concurrent samples"
     return judged("descriptors", check_descriptors(needed, limit), text)
 
 
 def proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Outcome]:
-    """Proxies that are passed by."""
+    """Proxies that requests to engines bypass."""
     findings = check_proxies(urls, environment)
-    return judged("proxies", findings, "engines are asked directly, and no proxy is meant for them")
+    return judged("proxies", findings, "no proxy is set for the engines")
 
 
 def clock() -> list[Outcome]:
-    """A wall clock that is far behind confuses every log and every certificate."""
+    """A clock that is far behind breaks logs and certificates."""
     newest_s = max(path.stat().st_mtime for path in Path(fa_rollout.__file__).parent.glob("*.py"))
     now_s = time.time()
     text = f"it is {time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(now_s))}"
     if now_s < newest_s - _DAY_S:
-        return [warning("clock", f"{text}, and files of this package are newer", "set the clock (NTP)")]
+        return [warning("clock", f"{text}, but files of this package are newer", "set the clock (NTP)")]
     return [ok("clock", text)]
 
 
 def output(config: Config) -> list[Outcome]:
-    """Where the run's books go."""
+    """The folder for the run's records."""
     folder = config.run.output_dir
     if folder is None:
-        return [skipped("output", "run.output_dir is not set: no log is kept, for report and replay")]
+        return [skipped("output", "run.output_dir is not set: no records for report, samples and replay")]
     if findings := check_output(folder):
         return judged("output", findings, "")
     return [_room("output", "run.output_dir", Path(folder), _LOG_ROOM_BYTES)]
 
 
 def weights(config: Config, model: Path | None) -> list[Outcome]:
-    """Room for the weight files on their way to the engines: two versions."""
+    """Disk space for two versions of the weight files."""
     if config.trainer.publish != "disk":
         return []
     folder = config.trainer.weights_dir
@@ -113,15 +113,13 @@ def programs(command: Sequence[str]) -> list[Outcome]:
         return judged("command", check_command(command), f"{shutil.which(command[0])}")
     torchrun = shutil.which("torchrun") or shutil.which("torchrun", path=str(Path(sys.executable).parent))
     if torchrun is None:
-        text = "torchrun is not on PATH, and no trainer's command was given"
-        return [
-            warning("command", text, "activate the environment of the trainer, or give its command after --")
-        ]
-    return [ok("command", f"none given; torchrun is {torchrun}")]
+        text = "no trainer command was given, and torchrun is not on PATH"
+        return [warning("command", text, "activate the trainer's environment, or add its command after --")]
+    return [ok("command", f"no trainer command given; torchrun is {torchrun}")]
 
 
 def packages() -> list[Outcome]:
-    """Releases of what matters, for bug reports."""
+    """Versions of the main packages, for bug reports."""
     found = [f"python {platform.python_version()}", f"fa-rollout {__version__}"]
     for name in _PACKAGES:
         try:
@@ -133,17 +131,19 @@ def packages() -> list[Outcome]:
 
 
 def _room(check: str, what: str, folder: Path, wanted: int) -> Outcome:
-    """How much is free in a folder, or where it will be made."""
+    """Free space in a folder, or where it will be created."""
     above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(above).free
     text = f"{what} = {folder}: {size(free)} free"
     if free < wanted:
-        return warning(check, f"{text}, {size(wanted)} are wanted", "make room, or name a folder with more")
+        return warning(
+            check, f"{text}, but {size(wanted)} are needed", "free some space, or choose another folder"
+        )
     return ok(check, text)
 
 
 def size(num_bytes: float) -> str:
-    """As people read it."""
+    """A size with its unit, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.4g} {unit}"

@@ -12,11 +12,11 @@ class Status(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """A run may work; somebody should look."""
+    """A run may work, but should be checked."""
     ERROR = "error"
-    """A run would not work."""
+    """A run cannot work."""
     SKIPPED = "skipped"
-    """It could not be tried, because of another finding or because nothing asks for it."""
+    """It was not run, because of another problem or because nothing needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,35 +26,35 @@ class Outcome:
     check: str
     status: Status
     text: str
-    """What was found; for failures also what must hold."""
+    """What was found; for problems also the rule."""
     fix: str = ""
-    """How to mend it; never empty for errors and warnings."""
+    """How to fix it; never empty for errors and warnings."""
     details: list[str] = field(default_factory=list)
-    """Further lines, such as prompts."""
+    """More lines, such as prompts."""
 
 
 def ok(check: str, text: str, details: Iterable[str] = ()) -> Outcome:
-    """All is well."""
+    """A check that passed."""
     return Outcome(check=check, status=Status.OK, text=text, details=list(details))
 
 
 def warning(check: str, text: str, fix: str, details: Iterable[str] = ()) -> Outcome:
-    """Somebody should look."""
+    """A problem that a run may survive."""
     return Outcome(check=check, status=Status.WARNING, text=text, fix=fix, details=list(details))
 
 
 def error(check: str, text: str, fix: str, details: Iterable[str] = ()) -> Outcome:
-    """A run would not work."""
+    """A problem that stops a run."""
     return Outcome(check=check, status=Status.ERROR, text=text, fix=fix, details=list(details))
 
 
 def skipped(check: str, text: str) -> Outcome:
-    """It was not tried."""
+    """A check that was not run."""
     return Outcome(check=check, status=Status.SKIPPED, text=text)
 
 
 def judged(check: str, findings: list[Finding], text: str) -> list[Outcome]:
-    """What `preflight` found; `text` where it found nothing."""
+    """What `preflight` found, or `text` if it found nothing."""
     if not findings:
         return [ok(check, text)]
     return [

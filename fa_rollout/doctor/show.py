@@ -13,12 +13,12 @@ from rich.text import Text
 from fa_rollout.doctor.outcome import Outcome, Status
 from trainer_hook.printable import printable, printable_json
 
-_MARKS = {Status.OK: "ok", Status.WARNING: "look", Status.ERROR: "mend", Status.SKIPPED: "-"}
+_MARKS = {Status.OK: "ok", Status.WARNING: "warning", Status.ERROR: "error", Status.SKIPPED: "-"}
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red", Status.SKIPPED: "dim"}
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """A line a check, what to do beneath those that failed, and a last word."""
+    """One line per check, the fix below each problem, and a summary."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
@@ -39,13 +39,16 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 def _summary(outcomes: Sequence[Outcome]) -> Text:
     counts = Counter(outcome.status for outcome in outcomes)
+    found = f"{_counted(counts[Status.ERROR], 'error')}, {_counted(counts[Status.WARNING], 'warning')}"
     if counts[Status.ERROR]:
-        return Text(
-            f"{counts[Status.ERROR]} to mend before a run, {counts[Status.WARNING]} to look at", "bold red"
-        )
+        return Text(f"{found}: fix the errors before you start a run", "bold red")
     if counts[Status.WARNING]:
-        return Text(f"a run may start; {counts[Status.WARNING]} to look at", "yellow")
-    return Text("all is well", "green")
+        return Text(f"{found}: a run can start", "yellow")
+    return Text("all checks passed", "green")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
