@@ -1,7 +1,7 @@
 """`fa-rollout-proc`: the command line.
 
-In: arguments. Out: an exit code of `launcher.ending.EXIT_CODES`. Invariant: a mistake of the user's ends in
-one message without a traceback and before anything has been started.
+In: arguments. Out: an exit code of `launcher.ending.EXIT_CODES`. Invariant: a user's mistake is
+reported in one message, without a traceback, before anything is started.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from fa_rollout.config import flags
@@ -50,13 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         own, changes = flags.take(own)
         options = _options(own)
-        if changes and not getattr(options, "takes_keys", False):
+        if changes and not options.takes_keys:
             _refuse(f"{options.verb} takes no configuration keys, found [{', '.join(changes)}]")
         if command and not options.takes_command:
-            text = f"a trainer's command after -- does not go with {options.verb}"
-            _refuse(f"{text}, found {' '.join(command)!r}")
+            _refuse(f"{options.verb} takes no trainer command after --, found {shlex.join(command)!r}")
         options.changes = changes
-        if arguments is None and getattr(options, "starts_a_run", False):
+        if arguments is None and options.starts_a_run:
             streams.secure()
         log_level.log_to_stderr(options.log_level, _LOG_FORMAT)
         log_level.pass_on(options.log_level)
@@ -65,9 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("fa-rollout-proc: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 1
-        )  # who read it has seen enough; nothing is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone: flush nothing at exit
         return 128 + signal.SIGPIPE
     except OSError as error:
         _refuse(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
@@ -87,19 +85,19 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 def _hint(word: str, options: argparse.Namespace) -> str:
-    """The option that somebody may have meant: one of the command's own, or a key without its section."""
+    """The option that was probably meant: one of the command's own, or a key without its section."""
     if not word.startswith("--"):
         return ""
     name = word[2:].partition("=")[0]
     near = difflib.get_close_matches(f"--{name}", options.names, n=1, cutoff=0.75)
-    if not near and getattr(options, "takes_keys", False):
+    if not near and options.takes_keys:
         key = nearest(name.replace("-", "_"))
         near = [] if key is None else [f"--{key}"]
     return f"; did you mean {near[0]}?" if near else f"; see fa-rollout-proc {options.verb} --help"
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Own words, and the trainer's command after the first `--`."""
+    """The arguments, and the trainer's command after the first `--`."""
     if "--" not in words:
         return words, []
     cut = words.index("--")
@@ -112,19 +110,21 @@ def _refuse(text: str) -> NoReturn:
 
 
 def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
-    """All commands and their arguments; `with_keys`: flags of configuration keys too, for completion."""
+    """All commands and their arguments; `with_keys`: also the flags of configuration keys, for completion."""
     codes = "\n".join(f"  {code:>4}  {meaning}" for code, meaning in EXIT_CODES.items())
     parser = argparse.ArgumentParser(
         prog="fa-rollout-proc",
         description="Fully asynchronous rollouts for RL post-training of language models.",
-        epilog=f"exit codes:\n{codes}\n     n  the trainer's own code; 128 + s when signal s ended it",
+        epilog=f"exit codes:\n{codes}\n     n  the trainer's own exit code, 128 + s if signal s ended it",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fa-rollout-proc {__version__}")
-    help = "of all processes of a run but the trainer (default: %(default)s)"
+    help = "log level of all processes of a run except the trainer (default: %(default)s)"
     default = log_level.chosen()
     parser.add_argument("--log-level", default=default, choices=log_level.LEVELS, help=help)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    parser.set_defaults(takes_keys=False, takes_command=False, starts_a_run=False)
+    plain = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=plain)
     for verb in VERBS:
         verb.add(verbs)
     for command in verbs.choices.values():

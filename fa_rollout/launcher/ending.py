@@ -11,11 +11,11 @@ from enum import StrEnum
 from fa_rollout.launcher.children.signals import WATCHED
 
 EXIT_CODES = {
-    0: "the trainer ended well, or the data did",
-    1: "the run was given up; the message says why",
-    2: "the command line, the configuration or a check before the start was refused: nothing was started",
+    0: "the trainer finished, or the data ended",
+    1: "the run failed; the message says why",
+    2: "an error in the command line, the configuration or a check before the start; nothing was started",
     69: "the engine could not be started or kept alive",
-    70: "the hub was lost",
+    70: "the hub died",
     130: "interrupted (SIGINT); 128 + s for the other signals: 129 SIGHUP, 131 SIGQUIT, 138 SIGUSR1, "
     "140 SIGUSR2, 143 SIGTERM",
 }

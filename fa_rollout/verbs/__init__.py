@@ -1,1 +1,1 @@
-"""The commands of `fa-rollout-proc`, a module each; `add(verbs)` declares one and names what runs it."""
+"""The commands of `fa-rollout-proc`, one module each; `add(verbs)` adds its parser."""

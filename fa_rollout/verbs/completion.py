@@ -1,4 +1,4 @@
-"""`fa-rollout-proc completion`: a script that lets a shell complete commands, options and keys."""
+"""`fa-rollout-proc completion`: a shell script that completes commands, options and keys."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `completion`."""
     parser = verbs.add_parser(
         "completion",
-        help="print a script that makes a shell complete this command",
+        help="print a shell completion script",
         description=(
-            "Where the script belongs; for zsh, $fpath must have the folder before compinit is called:\n"
+            "Prints a script that completes commands, options and configuration keys. To install it:\n"
             "  fa-rollout-proc completion bash > ~/.local/share/bash-completion/completions/fa-rollout-proc\n"
             "  fa-rollout-proc completion zsh > ~/.zfunc/_fa-rollout-proc\n"
-            "  fa-rollout-proc completion fish > ~/.config/fish/completions/fa-rollout-proc.fish"
+            "  fa-rollout-proc completion fish > ~/.config/fish/completions/fa-rollout-proc.fish\n"
+            "For zsh, add the folder to $fpath before compinit is called."
         ),
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("shell", choices=_SHELLS)
-    parser.set_defaults(call=call, takes_command=False)
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc config`: the configuration that counts, after the flags and with all defaults."""
+"""`fa-rollout-proc config`: the effective configuration, with flags and defaults applied."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,17 +12,16 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `config`."""
     parser = verbs.add_parser(
         "config",
-        help="check a configuration and print it whole, with flags and defaults",
+        help="check a configuration and print it with flags and defaults applied",
         usage="fa-rollout-proc config [CONFIG] [--SECTION.KEY VALUE ...]",
         description=(
-            "Prints what `run` would work with, as TOML that it takes back; secrets are shown as ***.\n"
-            "Nothing is started, and nothing but the file is looked at; `fa-rollout-proc doctor` looks at\n"
-            "the machine."
+            "Prints the configuration that `run` would use, as TOML that it accepts; secrets are shown as\n"
+            "***. Starts nothing and reads only the file. To check the machine as well, use\n"
+            "`fa-rollout-proc doctor`."
         ),
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     add_arguments(parser)
-    parser.set_defaults(call=call, takes_command=False)
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What the commands that take a CONFIG have in common: its file, its flags, and their help."""
+"""What all commands with a CONFIG share: the file, its flags and their help; and types of arguments."""
 
 import argparse
 import textwrap
@@ -15,33 +15,40 @@ _WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG and what changes it; flags of keys are taken from the command line before it is parsed."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a TOML file; flags may stand for it")
-    parser.add_argument("--shard", type=_shard, metavar="I/N", help="prompts of node I of N (data.shard)")
+    """CONFIG and its options; flags of keys are removed from the command line before it is parsed."""
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="TOML file; optional if the keys are given as flags"
+    )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="use the prompts of node I of N (sets data.shard and data.num_shards)",
+    )
     parser.add_argument(
         "--help-keys",
         action=_HelpKeys,
         nargs="?",
         metavar="WORD",
-        help="all configuration keys, or those with WORD; each is a flag too: --rollout.staleness 2",
+        help="list all configuration keys, or those that mention WORD; each is also a flag",
     )
     parser.set_defaults(takes_keys=True)
 
 
 def positive(text: str) -> int:
-    """The type of options that count something."""
+    """An argument that is a count."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, found {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, found {text!r}")
     return int(text)
 
 
 def change(options: argparse.Namespace, section: str, **values: Any) -> None:
-    """Lay what an option says over the configuration, as its keys' own flags are: before the checks."""
+    """Set keys from an option. Like flags, they are applied before the checks."""
     options.changes.setdefault(section, {}).update(values)
 
 
 def configuration(options: argparse.Namespace) -> Config:
-    """The file's configuration, changed by what the command line says.
+    """The file's configuration with the command line's changes.
 
     Raises:
         ConfigError: there is neither file nor flag, or a rule is broken.
@@ -51,13 +58,13 @@ def configuration(options: argparse.Namespace) -> Config:
     if options.config is None and not options.changes:
         raise ConfigError(
             f"{options.verb} needs a CONFIG file, or its keys as flags such as --data.path; "
-            "`fa-rollout-proc run --help` shows the smallest one"
+            "`fa-rollout-proc run --help` shows a minimal one"
         )
     return load(options.config, options.changes)
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    """A flag for each configuration key, for programs that read the parser, such as shell completion."""
+    """Add a flag for each configuration key, for shell completion, which reads the parser."""
     for section in sections():
         group = parser.add_argument_group(section.name)
         for key in section.keys:
@@ -80,7 +87,7 @@ class _HelpKeys(argparse.Action):
 
 
 def help_keys(word: str) -> str:
-    """The keys in whose name, section or meaning a word is found; all of them for an empty one."""
+    """The keys whose name or description contains `word`; all keys if it is empty."""
     parts: list[str] = []
     for section in sections():
         found = [key for key in section.keys if word.lower() in f"{key.flag} {key.doc}".lower()]
@@ -96,11 +103,11 @@ def help_keys(word: str) -> str:
                 )
             ]
         parts += ["\n"] if found else []
-    return "".join(parts) or f"no configuration key has {word!r} in its name or meaning\n"
+    return "".join(parts) or f"no configuration key mentions {word!r}\n"
 
 
 def seconds(text: str) -> float:
-    """The argument of an option that is a time."""
+    """An argument that is a time."""
     try:
         return float(plain("a time", Seconds, text))
     except QuantityError as error:
@@ -108,7 +115,7 @@ def seconds(text: str) -> float:
 
 
 def path(text: str) -> Path:
-    """The argument of an option that is a path: a shell expands `--out ~/x`, but not `--out=~/x`."""
+    """An argument that is a path; a shell expands `--out ~/x`, but not `--out=~/x`."""
     try:
         return Path(expanded("a path", text))
     except PathError as error:

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc doctor`: everything that a run depends on, tried."""
+"""`fa-rollout-proc doctor`: checks everything that a run depends on."""
 
 import argparse
 import asyncio
@@ -15,33 +15,35 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `doctor`."""
     parser = verbs.add_parser(
         "doctor",
-        help="try everything that a run depends on, and say how to mend it",
+        help="check everything that a run depends on, and show how to fix it",
         usage="fa-rollout-proc doctor [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
         description=(
-            "Makes every check of a run's start, and beyond them executes: asks the engines for what they\n"
-            "are and for an answer, encodes the prompts and shows the first as they will be sent, imports\n"
-            "reward, filter and custom generate, and scores a group. Exit code 2 when something must be\n"
-            "mended."
+            "Runs all checks that `run` makes before it starts, and more: queries the engines and samples\n"
+            "an answer, encodes the prompts and shows the first ones as they will be sent, imports the\n"
+            "reward, filter and generate functions, and scores a group. Exits with 2 if there are errors."
         ),
         epilog="example:\n  fa-rollout-proc doctor run.toml -- torchrun --nproc-per-node 8 train.py",
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print a list of objects in place of the table")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of the table")
     parser.add_argument(
-        "--patience", type=seconds, default=10.0, metavar="T", help="for an engine that does not answer (10s)"
+        "--patience",
+        type=seconds,
+        default=10.0,
+        metavar="T",
+        help="longest wait for an engine to answer, such as 30s (default: 10s)",
     )
     parser.add_argument(
         "--start-engine",
         action=argparse.BooleanOptionalAction,
-        help="where engine.urls is empty, start one of the engines that the run would start, and ask it\n"
-        "(default: the embedded engine yes, SGLang no)",
+        help="if engine.urls is empty, start one of the engines that the run would start and check it "
+        "(default: yes for the embedded engine, no for SGLang)",
     )
     parser.set_defaults(call=call, takes_command=True)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Examine, and return the exit code."""
+    """Run the checks, and return the exit code."""
     config = configuration(options)
     from rich.console import Console
 
@@ -62,7 +64,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 @contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """What user code prints, here or in its worker processes, goes to standard error."""
+    """Send what user code prints, here or in worker processes, to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

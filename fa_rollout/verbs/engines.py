@@ -1,4 +1,4 @@
-"""`fa-rollout-proc engines`: engines that join or leave a run that goes on."""
+"""`fa-rollout-proc engines`: lists, adds and removes the engines of an active run."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,35 +12,42 @@ from trainer_hook.session.connection import Connection
 
 _ANSWER_S = 10.0
 _JOIN_S = 1200.0
-"""For an engine to start, load the current weights and be let in."""
+"""Longest time for an engine to start, load the current weights and join."""
 
 
 def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `engines`."""
     parser = verbs.add_parser(
         "engines",
-        help="let engines join and leave a run that goes on",
+        help="list, add or remove engines of an active run",
         description=(
-            "list            the engines of a run, and how they are\n"
-            "add URL ...     an engine joins: it gets the current weights first, then requests\n"
-            "remove URL ...  it gets no more requests; those that it has may end within --drain\n"
-            "                seconds, and then go on at other engines with the tokens that they have"
+            "list            show a run's engines and their state\n"
+            "add URL ...     add engines: each loads the current weights, then gets requests\n"
+            "remove URL ...  remove engines: each gets no new requests; requests that do not finish within\n"
+            "                --drain continue on other engines with the tokens sampled so far"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=("list", "add", "remove"))
     parser.add_argument("urls", metavar="URL", nargs="*", help="host:port or http://host:port")
     parser.add_argument(
-        "--run", metavar="NAME", help="of several runs this one, by name, output folder or pid"
+        "--run",
+        metavar="RUN",
+        help="run name, output folder or launcher PID; needed if several runs are active",
     )
-    parser.add_argument("--drain", type=float, default=60.0, metavar="S", help="(default: %(default)g)")
-    parser.set_defaults(call=call, takes_command=False)
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time for running requests to finish (default: 60)",
+    )
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Ask the hub, and return the exit code."""
+    """Send the request to the hub, and return the exit code."""
     if (options.action == "list") == bool(options.urls):
-        raise ConfigError("engines: add and remove want URLs, and list wants none")
+        raise ConfigError("engines: add and remove need URLs, list takes none")
     with closing(observe(find(options.run))) as connection:
         if options.action == "list":
             _list(connection)

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc replay`: the steps of a recorded run, given out again."""
+"""`fa-rollout-proc replay`: repeats the steps of a recorded run."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,17 +12,18 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `replay`."""
     parser = verbs.add_parser(
         "replay",
-        help="give the steps of a recorded run out again",
+        help="repeat the steps of a recorded run",
         usage="fa-rollout-proc replay LOG [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
         description=(
-            "Rolls out again and trains the same groups in the same steps, on the same ranks in the same\n"
-            "order. Data, reward and filter must be those of the recorded run; tokens are sampled anew\n"
-            "unless the engine's sampling seeds make them the same."
+            "Trains the same groups in the same steps, on the same ranks and in the same order as a\n"
+            "recorded run. Data, reward and filter must be the same as in that run. Tokens are sampled again\n"
+            "and are the same only if the engine reproduces them from sampling.seed."
         ),
         epilog="example:\n  fa-rollout-proc replay out/events.jsonl run.toml -- torchrun ... train.py",
-        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("log", metavar="LOG", type=path, help="the run's events.jsonl, in its run.output_dir")
+    parser.add_argument(
+        "log", metavar="LOG", type=path, help="events.jsonl from the recorded run's run.output_dir"
+    )
     add_arguments(parser)
     parser.set_defaults(call=call, takes_command=True, starts_a_run=True)
 
@@ -31,5 +32,5 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Run, and return the exit code."""
     change(options, "run", replay=str(options.log))
     config = configuration(options)
-    read(options.log)  # what is no log is refused here, before anything is started
+    read(options.log)  # refuse a file that is not a log before anything is started
     return start(config, command)

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc report`: one page that tells a run."""
+"""`fa-rollout-proc report`: a run on one HTML page."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,37 +6,40 @@ from collections.abc import Sequence
 from fa_rollout.verbs.configured import path
 
 _DESCRIPTION = """\
-Makes one HTML file of a run's records: what bounded the run and what to change, the timeline, where the
-trainer's time went, rewards, staleness, lengths, failures, a few samples. It needs nothing beside it: mail
-it, open it on a phone. RUN_DIR is what run.output_dir names; the run may still go on."""
+Writes an HTML report of a run: what limited the run and what to change, the timeline, where the trainer's
+time went, rewards, staleness, lengths, failures and a few samples. It is one self-contained file. RUN_DIR is
+the run's run.output_dir; the run may still be active."""
 _EPILOG = """\
 examples:
   fa-rollout-proc report out/run                         writes out/run/report.html
   fa-rollout-proc report out/run --output week.html
-  fa-rollout-proc report out/run --trace trace.json      also for https://ui.perfetto.dev"""
+  fa-rollout-proc report out/run --trace trace.json      also a trace for https://ui.perfetto.dev"""
 
 
 def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `report`."""
     parser = verbs.add_parser(
         "report",
-        help="make one HTML page of a run: verdict, timeline, pictures, samples",
+        help="write an HTML report of a run: diagnosis, timeline, charts, samples",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of a run")
-    parser.add_argument("--output", type=path, metavar="FILE", help="default: report.html in RUN_DIR")
-    parser.add_argument("--trace", type=path, metavar="FILE", help="write the timeline as a trace file too")
+    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of the run")
     parser.add_argument(
-        "--launch", type=int, metavar="K", help="of several in the folder (default: the last)"
+        "--output", type=path, metavar="FILE", help="HTML file to write (default: RUN_DIR/report.html)"
     )
-    parser.add_argument("--tokenizer", type=path, metavar="FOLDER", help="where the configuration names none")
-    parser.set_defaults(call=call, takes_command=False)
+    parser.add_argument("--trace", type=path, metavar="FILE", help="also write the timeline as a trace file")
+    parser.add_argument(
+        "--launch", type=int, metavar="K", help="launch number, if the folder has several (default: the last)"
+    )
+    parser.add_argument(
+        "--tokenizer", type=path, metavar="FOLDER", help="tokenizer folder, if the configuration sets none"
+    )
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Write the page, and say the verdict."""
+    """Write the page, and print its diagnosis."""
     from fa_rollout.config import ConfigError
     from fa_rollout.process.private_files import write_private
     from fa_rollout.records.folder import NoRecords, choose, launches, tokenizer_of
@@ -51,7 +54,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     holds, engines = seen(options.folder, history.run)
     summary = summarize(history, holds)
     samples: list[Shown] = []
-    without = "The run kept no samples (run.samples), or has written none yet."
+    without = "The run kept no samples (run.samples) or has not written any yet."
     try:
         samples = chosen(options.folder, history, tokenizer_of(history, options.tokenizer))
     except (ConfigError, NoRecords) as error:
@@ -61,7 +64,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     write_private(output, text)
     print(summary.verdict.headline)
     if len(found) > 1 and options.launch is None:
-        print(f"the folder holds {len(found)} launches; this is the last (--launch 1 is the first)")
+        print(f"the folder has {len(found)} launches; this is the last (--launch 1 is the first)")
     print(f"report: {output}")
     if options.trace is not None:
         trace.write(history, options.trace)

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc run`: hub, generator and, where it is wanted, engine and trainer."""
+"""`fa-rollout-proc run`: hub, generator and, if configured, engines and trainer."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,20 @@ from fa_rollout.preflight import is_fit
 from fa_rollout.verbs.configured import add_arguments, configuration
 
 EXAMPLE = """\
-the smallest configuration:
+a minimal configuration:
 
   [data]
-  path = "prompts.jsonl"             # one {"prompt": ..., "label": ...} a line
+  path = "prompts.jsonl"             # one {"prompt": ..., "label": ...} per line
   [rollout]
   num_steps = 100
   groups_per_step = 16
   samples_per_group = 8
-  staleness = 4                      # how many weight versions a sample may be old when it is trained
+  staleness = 4                      # staleness limit in weight versions
   [reward]
   function = "my_task:reward"        # def reward(sample) -> float, plain or async
   [engine]
   urls = ["http://127.0.0.1:30000"]  # running SGLang engines; or
-  # model = "path/to/model"          # the embedded engine, on the CPU
+  # model = "path/to/model"          # the embedded engine on the CPU
 """
 
 
@@ -30,23 +30,22 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `run`."""
     parser = verbs.add_parser(
         "run",
-        help="start a run from a configuration, and a trainer beside it",
+        help="start a run, and optionally its trainer",
         usage="fa-rollout-proc run [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
         description=(
-            "Starts the hub, the generator and, where the configuration names no engine, the embedded one.\n"
-            "What follows -- is started as the trainer and finds the run by its environment\n"
-            "(TrainerHook.attach() reads it). Without a trainer the run waits for one: the three variables\n"
-            "that it needs are printed, and the run outlives its restarts."
+            "Starts the hub, the generator and, if engine.urls is empty, the engines. The command after --\n"
+            "is started as the trainer, and TrainerHook.attach() finds the run through the environment.\n"
+            "Without a command, the run waits for a trainer, prints the three environment variables that it\n"
+            "needs, and keeps running when the trainer restarts."
         ),
         epilog=(
             "examples:\n"
             "  fa-rollout-proc run run.toml -- torchrun --nproc-per-node 8 train.py\n"
             "  fa-rollout-proc run run.toml --rollout.staleness 2 --ring.bytes 8GiB -- python train.py\n"
             "  fa-rollout-proc run run.toml\n"
-            "  fa-rollout-proc doctor run.toml      # what would go wrong, and how to mend it\n"
+            "  fa-rollout-proc doctor run.toml      # check everything first\n"
             "  fa-rollout-proc run --help-keys staleness\n\n" + EXAMPLE
         ),
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     add_arguments(parser)
     parser.set_defaults(call=call, takes_command=True, starts_a_run=True)
@@ -68,7 +67,7 @@ def start(config: Config, command: Sequence[str]) -> int:
 
 
 def _tell_trainers(environment: Mapping[str, str]) -> None:
-    print("# A trainer of this run needs these in its environment:")
+    print("# Set these variables for the trainer:")
     for name, value in environment.items():
         print(f"export {name}={value}")
-    print("# Ctrl-C ends the run.", flush=True)
+    print("# Press Ctrl-C to end the run.", flush=True)

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc samples`: what a run wrote, and what became of it."""
+"""`fa-rollout-proc samples`: a run's prompts and answers, and what happened to them."""
 
 import argparse
 import json
@@ -8,13 +8,14 @@ from pathlib import Path
 from fa_rollout.verbs.configured import path, positive
 
 _DESCRIPTION = """\
-Shows samples of a run: prompt and answer as text, the parts that are not trained in ⟦ ⟧, where a weight
-version begins as ‹v3›, rewards, lengths, and what became of each: the step that trained it and how stale it
-was then, or why it failed or was filtered. RUN_DIR is what run.output_dir names; the run may still go on."""
+Shows samples of a run: prompt and answer as text, rewards, lengths, and what happened to each sample: the
+step that trained it and its staleness, or why it failed or was filtered. ⟦ ⟧ encloses text that is not
+trained, and ‹v3› marks where weight version 3 began. RUN_DIR is the run's run.output_dir; the run may still
+be active."""
 _EPILOG = """\
 examples:
-  fa-rollout-proc samples out/run --worst            the lowest rewards
-  fa-rollout-proc samples out/run --failed           why groups failed
+  fa-rollout-proc samples out/run --worst            lowest rewards first
+  fa-rollout-proc samples out/run --failed           failed groups and their errors
   fa-rollout-proc samples out/run --step 12 --best --limit 3
   fa-rollout-proc samples out/run --group 40 --full
   fa-rollout-proc samples out/run --json --limit 1000 | jq .reward"""
@@ -24,34 +25,35 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `samples`."""
     parser = verbs.add_parser(
         "samples",
-        help="see what a run wrote: prompts, answers, rewards, and what became of them",
+        help="show a run's prompts, answers and rewards, and what happened to them",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of a run")
+    parser.add_argument("folder", metavar="RUN_DIR", type=path, help="output folder of the run")
     order = parser.add_mutually_exclusive_group()
     for name, text in (
         ("worst", "lowest rewards first"),
         ("best", "highest rewards first"),
         ("longest", "longest answers first"),
-        ("stale", "stalest first, of those that were trained"),
-        ("newest", "the latest first (default)"),
+        ("stale", "trained samples, stalest first"),
+        ("newest", "newest first (default)"),
     ):
         order.add_argument(f"--{name}", dest="order", action="store_const", const=name, help=text)
-    fates = parser.add_argument_group("of these only (several: any of them)")
+    fates = parser.add_argument_group("show only samples that were (several flags: any of them)")
     for name in ("trained", "failed", "filtered", "dropped"):
         fates.add_argument(f"--{name}", dest="fates", action="append_const", const=name)
-    parser.add_argument("--step", type=int, metavar="N", help="those that this step trained")
-    parser.add_argument("--group", type=int, metavar="G", help="those of one group")
-    parser.add_argument("--limit", type=positive, default=5, metavar="N", help="at most so many (default: 5)")
-    parser.add_argument("--full", action="store_true", help="long texts as a whole")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with token ids")
+    parser.add_argument("--step", type=int, metavar="N", help="show samples that step N trained")
+    parser.add_argument("--group", type=int, metavar="G", help="show samples of group G")
+    parser.add_argument("--limit", type=positive, default=5, metavar="N", help="show at most N (default: 5)")
+    parser.add_argument("--full", action="store_true", help="do not shorten long texts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, with token ids")
     parser.add_argument(
-        "--launch", type=int, metavar="K", help="of several in the folder (default: the last)"
+        "--launch", type=int, metavar="K", help="launch number, if the folder has several (default: the last)"
     )
-    parser.add_argument("--tokenizer", type=path, metavar="FOLDER", help="where the configuration names none")
-    parser.set_defaults(call=call, takes_command=False, order="newest", fates=None)
+    parser.add_argument(
+        "--tokenizer", type=path, metavar="FOLDER", help="tokenizer folder, if the configuration sets none"
+    )
+    parser.set_defaults(call=call, order="newest", fates=None)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -89,5 +91,5 @@ def _nothing(folder: Path) -> str:
     from fa_rollout.records.sample_file import files_of
 
     if files_of(folder):
-        return "no sample of this launch is of that kind"
-    return f"{folder} holds no samples: the run keeps none (run.samples), or has written none yet"
+        return "no sample of this launch matches"
+    return f"{folder} has no samples: the run keeps none (run.samples) or has not written any yet"

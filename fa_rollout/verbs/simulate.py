@@ -1,4 +1,4 @@
-"""`fa-rollout-proc simulate`: what a run would show, without an engine and in no time."""
+"""`fa-rollout-proc simulate`: predicts a run without engines, in about a second."""
 
 import argparse
 import json
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 _STEPS = 60
 _MOST_TOKENS = 1 << 17
-"""Of an answer, where no configuration says less."""
+"""Longest answer, unless the configuration sets a lower limit."""
 _DESCRIPTION = """\
-Plays a run's own flow control on a virtual clock, against engines that are a decode rate and a number of
-slots and a trainer that is a time: trainer idle, staleness, throughput and step time, in a second.
-Knobs of the run come from CONFIG or as flags; all else from a run that was (--like) or from the options."""
+Predicts trainer idle time, staleness, throughput and step time in about a second. Runs the hub's flow
+control on a virtual clock with simulated engines (a decode rate and a number of slots) and a simulated
+trainer (a step time). Configuration keys come from CONFIG or flags, the rest from a recorded run (--like)
+or options.
+Times are seconds or text such as 500ms, 40s, 2m."""
 _EXAMPLES = """\
 examples:
   fa-rollout-proc simulate --train-s 40s --engines 4 --concurrency 64 --tokens-per-s 60 --lengths lengths.txt
   fa-rollout-proc simulate --like out/run --rollout.staleness 1
   fa-rollout-proc simulate run.toml --like out/run --sweep staleness=0..8 engines=1,2,4 --picture sweep.svg
 
-A sweep can go over staleness, policy, engines, concurrency, interval, surplus, partial, groups_per_step,
+--sweep accepts staleness, policy, engines, concurrency, interval, surplus, partial, groups_per_step,
 samples_per_group, rejection, tokens_per_s, total_tokens_per_s, prefill_s, reward_s, train_s, write_s,
 update_s, ring_bytes, prompt_tokens, steps and seed."""
 
@@ -35,60 +37,88 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `simulate`."""
     parser = verbs.add_parser(
         "simulate",
-        help="predict trainer idle, staleness and throughput of a run",
+        help="predict trainer idle time, staleness and throughput",
         usage="fa-rollout-proc simulate [CONFIG] [--SECTION.KEY VALUE ...] [OPTION ...]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawTextHelpFormatter,
     )
     add_arguments(parser)
     parser.add_argument(
-        "--like", metavar="DIR", type=path, help="run.output_dir of a run: its lengths and times"
+        "--like",
+        metavar="DIR",
+        type=path,
+        help="take lengths and times from the run with this run.output_dir",
     )
     engines = parser.add_argument_group("engines")
-    engines.add_argument("--engines", type=positive, metavar="N", dest="num_engines")
     engines.add_argument(
-        "--concurrency", type=positive, metavar="N", dest="num_slots", help="requests at once, of each"
+        "--engines", type=positive, metavar="N", dest="num_engines", help="number of engines"
     )
-    engines.add_argument("--tokens-per-s", type=float, metavar="X", help="decode rate of one request")
     engines.add_argument(
-        "--total-tokens-per-s", type=float, metavar="X", help="most of one engine; 0: no limit"
+        "--concurrency", type=positive, metavar="N", dest="num_slots", help="concurrent requests per engine"
     )
-    engines.add_argument("--prefill-s", type=seconds, metavar="T", help="from a request to its first token")
+    engines.add_argument(
+        "--tokens-per-s", type=float, metavar="X", help="decode rate of one request, in tokens/s"
+    )
+    engines.add_argument(
+        "--total-tokens-per-s",
+        type=float,
+        metavar="X",
+        help="largest decode rate of one engine, in tokens/s; 0: no limit",
+    )
+    engines.add_argument(
+        "--prefill-s", type=seconds, metavar="T", help="time from a request to its first token"
+    )
     answers = parser.add_argument_group("answers")
     answers.add_argument(
         "--lengths",
         metavar="HOW",
-        help="lognormal:MEDIAN:SIGMA, or a file of whole numbers, one a line\n"
-        "(default: lognormal, a quarter of sampling.max_new_tokens, 0.8)",
+        help="answer lengths in tokens: lognormal:MEDIAN:SIGMA, or a file with one number per line "
+        "(default: lognormal with a median of sampling.max_new_tokens / 4 and a sigma of 0.8)",
     )
-    answers.add_argument("--rejection", type=float, metavar="X", help="share of groups that a filter rejects")
-    answers.add_argument("--reward-s", type=seconds, metavar="T", help="scoring of a group")
+    answers.add_argument(
+        "--rejection", type=float, metavar="X", help="share of groups that the filter rejects, from 0 to 1"
+    )
+    answers.add_argument("--reward-s", type=seconds, metavar="T", help="time to score a group")
     trainer = parser.add_argument_group("trainer")
     trainer.add_argument(
-        "--train-s", type=seconds, metavar="T", help="a step, without its wait and its update"
+        "--train-s", type=seconds, metavar="T", help="time of a training step, without waits and updates"
     )
-    trainer.add_argument("--write-s", type=seconds, metavar="T", help="writing weights, while engines go on")
-    trainer.add_argument("--update-s", type=seconds, metavar="T", help="an update, while engines stand still")
-    play = parser.add_argument_group("play")
-    play.add_argument(
-        "--steps", type=positive, metavar="N", help=f"of each run (default: the run's own, at most {_STEPS})"
+    trainer.add_argument(
+        "--write-s", type=seconds, metavar="T", help="time to write weights while engines keep running"
     )
-    play.add_argument(
-        "--seeds", type=positive, default=1, metavar="N", help="runs that figures are the means of"
+    trainer.add_argument(
+        "--update-s", type=seconds, metavar="T", help="time that engines pause for an update"
     )
-    play.add_argument(
-        "--sweep", nargs="+", action="extend", default=[], metavar="NAME=VALUES", help="0..8 or 1,2,4"
+    simulation = parser.add_argument_group("simulation")
+    simulation.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help=f"steps per simulated run (default: those of the run, at most {_STEPS})",
     )
-    play.add_argument(
-        "--picture", type=path, metavar="FILE", help="of a sweep, .svg or .png (needs matplotlib)"
+    simulation.add_argument(
+        "--seeds", type=positive, default=1, metavar="N", help="average the results over N runs (default: 1)"
     )
-    play.add_argument("--json", type=path, metavar="FILE", help="write the figures down")
-    parser.set_defaults(call=call, takes_command=False)
+    simulation.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUES",
+        help="simulate every combination of values; VALUES is 0..8 or 1,2,4",
+    )
+    simulation.add_argument(
+        "--picture",
+        type=path,
+        metavar="FILE",
+        help="plot the sweep to an .svg or .png file (needs matplotlib)",
+    )
+    simulation.add_argument("--json", type=path, metavar="FILE", help="write the results as JSON")
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Play, and return the exit code."""
+    """Simulate, and return the exit code."""
     try:
         from fa_rollout.simulation import sweep, table
     except ImportError as error:
@@ -96,7 +126,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     base = scenario(options)
     sweeps = sweep.parse(options.sweep)
     if options.picture is not None and not sweeps:
-        raise ConfigError("--picture shows a sweep: give --sweep too, such as staleness=0..8")
+        raise ConfigError("--picture needs a sweep: add --sweep, such as --sweep staleness=0..8")
     rows = list(sweep.play(base, sweeps, num_seeds=options.seeds))
     table.show(base, sweeps, rows)
     if options.json is not None:
@@ -110,7 +140,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def scenario(options: argparse.Namespace) -> "Scenario":
-    """What is to be played: a recorded run or the plain one, then the configuration, then the options.
+    """The simulated run: a recorded or default run, changed by the configuration, then by the options.
 
     Raises:
         ConfigError: a file cannot be used, or a rule is broken.

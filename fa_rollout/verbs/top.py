@@ -1,4 +1,4 @@
-"""`fa-rollout-proc top`: a live view of a run that goes on, read-only."""
+"""`fa-rollout-proc top`: a live, read-only view of an active run."""
 
 import argparse
 import sys
@@ -16,32 +16,33 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Arguments of `top`."""
     parser = verbs.add_parser(
         "top",
-        help="watch a run that goes on",
+        help="watch an active run",
         usage="fa-rollout-proc top [RUN] [--once] [--json] [--every SECONDS]",
         description=(
-            "Shows whether a run is healthy and, if not, why: what the trainer waits for, how busy the\n"
-            "engines are, how stale and how full, who waits for whom, what takes longest, what failed.\n"
-            "It reads only, works while the trainer is stuck, and ends with the run. q quits."
+            "Shows whether a run is healthy and, if not, why: what the trainer waits for, engine load,\n"
+            "staleness, ring use, who waits for whom, what takes longest and what failed. Read-only; works\n"
+            "while the trainer is stuck, and exits when the run ends. Press q to quit."
         ),
         epilog=(
             "examples:\n"
-            "  fa-rollout-proc top                       # the only run of yours, or a list of them\n"
-            "  fa-rollout-proc top out/my-run            # by output folder, name or process\n"
-            "  fa-rollout-proc top --once                # one look, for a log\n"
+            "  fa-rollout-proc top                       # your active run, or a list if there are several\n"
+            "  fa-rollout-proc top out/my-run            # by output folder, name or launcher PID\n"
+            "  fa-rollout-proc top --once                # print the state once, for a log\n"
             "  fa-rollout-proc top --once --json | jq .trainer.recent\n"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "run",
         metavar="RUN",
         nargs="?",
-        help="its name or the beginning of it, its run.output_dir, or its launcher's process number",
+        help="run name or its beginning, run.output_dir or launcher PID; needed if several runs are active",
     )
-    parser.add_argument("--once", action="store_true", help="print where it stands now, and end")
-    parser.add_argument("--json", action="store_true", help="print snapshots as JSON, one a line")
-    parser.add_argument("--every", type=_interval, default=1.0, metavar="SECONDS", help="(default: 1)")
-    parser.set_defaults(call=call, takes_command=False)
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
+    parser.add_argument("--json", action="store_true", help="print snapshots as JSON, one per line")
+    parser.add_argument(
+        "--every", type=_interval, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
+    )
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -102,5 +103,5 @@ def _interval(text: str) -> float:
     except ValueError:
         value = 0.0
     if value < 0.1:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0.1 on, found {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0.1 or more, found {text!r}")
     return value
