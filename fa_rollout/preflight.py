@@ -355,7 +355,7 @@ def check_command(command: Sequence[str]) -> list[Finding]:
 def _model_error(key: str, folder: str, file: str) -> Finding:
     name = name_of(folder)
     if name is not None:
-        text = f"{key} must be a local model folder; {folder!r} looks like a Hub name"
+        text = f"{key} must be a local folder with a model; {folder!r} looks like a Hub name"
         return _error("model", text, f"{download(name)}, then use that folder")
     text = f"{key} = {folder!r} must be a folder with a {file}"
     return _error("model", text, "use the folder that the model was saved to")

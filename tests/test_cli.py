@@ -54,8 +54,8 @@ def test_the_configuration_that_help_shows_is_accepted(
     ("words", "said"),
     [
         (["run", "nowhere.toml"], "nowhere.toml"),
-        (["demo", "--", "torchrun"], "does not go with demo"),
-        (["demo", "--steps", "0"], "at least 1"),
+        (["demo", "--", "torchrun"], "demo takes no trainer command"),
+        (["demo", "--steps", "0"], "1 or more"),
         (["rn"], "run"),
         ([], "COMMAND"),
         (["run", "empty.toml"], "[data] must be given, found none; `fa-rollout-proc run --help`"),
@@ -68,7 +68,7 @@ def test_the_configuration_that_help_shows_is_accepted(
         (["replay", "empty.toml", "good.toml"], "run.replay must name the events.jsonl of a run"),
         (["report", "over", "--output", "nowhere/page.html"], "nowhere/page.html: No such file"),
         (["top", "over"], "over holds a run that is over: fa-rollout-proc report over"),
-        (["simulate", "--engines", "0"], "at least 1, found '0'"),
+        (["simulate", "--engines", "0"], "1 or more, found '0'"),
         (["simulate", "--lengths", "nowhere"], "found nowhere: No such file"),
     ],
 )

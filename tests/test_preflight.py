@@ -125,7 +125,7 @@ def test_a_reward_path_of_another_form_is_refused_with_the_accepted_ones(path: s
 
 def test_data_must_exist_and_not_be_empty(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
-    assert "none" in only(check_data(str(tmp_path / "no.jsonl"))).text
+    assert "matches no file" in only(check_data(str(tmp_path / "no.jsonl"))).text
     assert "empty" in only(check_data(str(tmp_path / "*.jsonl"))).text
     (tmp_path / "full.jsonl").write_text("{}")
     assert check_data(str(tmp_path / "*.jsonl")) == []
@@ -201,7 +201,7 @@ def test_lengths_that_cannot_go_together_are_known_before_the_run() -> None:
     assert with_limits() == []
     finding = only(with_limits(trainer={"max_tokens_per_micro_batch": 512}))
     assert finding.severity is Severity.WARNING
-    assert "may reach 513 tokens" in finding.text
+    assert "may have up to 513 tokens" in finding.text
     assert (
         only(with_limits(ring={"bytes": 1 << 10}, sampling={"max_new_tokens": 8})).severity
         is Severity.WARNING

@@ -90,7 +90,7 @@ class _Skips:
     def __call__(self, place: str, reason: str) -> None:
         if not self.allowed:
             raise ConfigError(
-                f"bad row at {place}: {reason}; mend it, or let such rows be counted and left out by "
+                f"bad row at {place}: {reason}; fix it, or skip and count such rows with "
                 'data.on_bad_row = "skip"'
             )
         self.count += 1

@@ -16,8 +16,8 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         usage="fa-rollout-proc replay LOG [CONFIG] [--SECTION.KEY VALUE ...] [-- TRAINER COMMAND ...]",
         description=(
             "Trains the same groups in the same steps, on the same ranks and in the same order as a\n"
-            "recorded run. Data, reward and filter must be the same as in that run. Tokens are sampled again\n"
-            "and are the same only if the engine reproduces them from sampling.seed."
+            "recorded run. Data, reward and filter must be the same as in that run. Tokens are sampled\n"
+            "again and are the same only if the engine reproduces them from sampling.seed."
         ),
         epilog="example:\n  fa-rollout-proc replay out/events.jsonl run.toml -- torchrun ... train.py",
     )

@@ -20,8 +20,7 @@ _DESCRIPTION = """\
 Predicts trainer idle time, staleness, throughput and step time in about a second. Runs the hub's flow
 control on a virtual clock with simulated engines (a decode rate and a number of slots) and a simulated
 trainer (a step time). Configuration keys come from CONFIG or flags, the rest from a recorded run (--like)
-or options.
-Times are seconds or text such as 500ms, 40s, 2m."""
+or options. Times are seconds or text such as 500ms, 40s, 2m."""
 _EXAMPLES = """\
 examples:
   fa-rollout-proc simulate --train-s 40s --engines 4 --concurrency 64 --tokens-per-s 60 --lengths lengths.txt

@@ -93,7 +93,7 @@ def test_a_run_that_would_work_is_well_with_an_engine_that_is_started_for_it(fol
     assert "a print of the user's" in done.stderr
     assert "yes" in found["engine"]["details"][1]
     assert found["spelling"]["status"] == "ok"
-    assert "doctors_task:reward gives" in found["reward"]["text"]
+    assert "doctors_task:reward returned" in found["reward"]["text"]
     assert "'<bos>sort" in found["prompts"]["details"][0]
     started = [
         p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])
@@ -116,7 +116,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_cure(folder: Path) ->
     ):
         assert said in text
     assert text.count("fix: ") == 5
-    assert "5 to mend before a run" in text
+    assert "5 errors, " in text
 
 
 # --- engines ---------------------------------------------------------------------------------------------
@@ -142,7 +142,9 @@ def test_features_of_both_ages_of_the_protocol_are_found(protocol: Any, is_new: 
         assert asked == {"/generate"}, "nothing about an engine is changed"
     outcome = only(engines.engines(config(), [found]))
     assert outcome.status is Status.OK
-    assert ("held (retract)" if is_new else "aborted and go on") in outcome.details[-1]
+    assert (
+        "during an update (retract)" if is_new else "are aborted by an update and then continue"
+    ) in outcome.details[-1]
     outcome = only(engines.engines(config(engine={"pause_mode": "retract"}), [found]))
     assert outcome.status is (Status.OK if is_new else Status.WARNING)
 
@@ -185,7 +187,7 @@ def test_weights_that_another_run_has_pushed_are_a_warning() -> None:
     one = Examined(info=info, probe_s=0.1, can_pause=True, update_ways=("files",), has_brackets=False)
     found = only(engines.engines(config(), [one]))
     assert found.status is Status.WARNING
-    assert "another run has pushed them" in found.text
+    assert "another run has pushed these weights" in found.text
 
 
 def test_engines_that_differ_are_told(folder: Path) -> None:
@@ -201,7 +203,7 @@ def test_engines_that_differ_are_told(folder: Path) -> None:
         )
 
     assert len(engines.engines(config(), [one(), one()])) == 2
-    assert "one model" in engines.engines(config(), [one(), one(model_path="n")])[-1].text
+    assert "the same model" in engines.engines(config(), [one(), one(model_path="n")])[-1].text
     assert "0.5.15" in engines.engines(config(), [one(), one(server_version="0.5.15")])[-1].text
 
 
@@ -220,7 +222,7 @@ def test_tokenizer_and_model_must_fit(folder: Path, tmp_path: Path) -> None:
         server_version=None,
         vocab_size=7,
     )
-    assert "ids beyond them" in only(model.agreement(info, tokenizer)).text
+    assert "larger ids" in only(model.agreement(info, tokenizer)).text
     (smaller / "config.json").write_text('{"eos_token_id": [2, 39]}')
     info = EngineInfo(
         url="u",
@@ -250,7 +252,7 @@ def test_prompts_that_are_too_long_are_counted(folder: Path) -> None:
     late = shown(folder, rollout={"max_failure_rate": 0.6}, data={"max_prompt_tokens": 7})[-1]
     assert late.status is Status.WARNING
     assert "the engines' context = 7" in shown(folder, context=9)[-1].text
-    assert "6 of sampling.max_new_tokens" in shown(folder, context=14)[-1].text
+    assert "6 tokens for its answer" in shown(folder, context=14)[-1].text
 
 
 def test_prompts_come_in_the_order_in_which_they_are_sent(folder: Path) -> None:
@@ -305,9 +307,9 @@ def scored(**keys: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("keys", "status", "said"),
     [
-        ({"function": "doctors_task:reward"}, Status.OK, "gives 2 to each of 2 samples"),
+        ({"function": "doctors_task:reward"}, Status.OK, "returned 2 for each of 2 samples"),
         ({"function": "doctors_task:parts", "key": "score"}, Status.OK, "1 (form 0.5)"),
-        ({"function": "doctors_task:group", "group": True}, Status.OK, "gives 0, 1"),
+        ({"function": "doctors_task:group", "group": True}, Status.OK, "returned 0, 1"),
         ({"function": "doctors_task:parts"}, Status.ERROR, "reward.key"),
         ({"function": "doctors_task:raises"}, Status.ERROR, "no answer"),
         ({"function": "doctors_task:text"}, Status.ERROR, "must be a number"),
