@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import NoReturn
 
 from fa_rollout.config import flags
@@ -123,11 +122,11 @@ def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
     default = log_level.chosen()
     parser.add_argument("--log-level", default=default, choices=log_level.LEVELS, help=help)
     parser.set_defaults(takes_keys=False, takes_command=False, starts_a_run=False)
-    plain = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=plain)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb in VERBS:
         verb.add(verbs)
     for command in verbs.choices.values():
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.set_defaults(names=sorted(set(re.findall(r"--[a-z][a-z-]+", command.format_help()))))
         if with_keys and command.get_default("takes_keys"):
             add_keys(command)
