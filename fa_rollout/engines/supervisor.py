@@ -9,15 +9,14 @@ SIGTERM: SGLang 0.5.15 then waits for requests that it refused.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -29,16 +28,15 @@ from fa_rollout.engines.alive import Listener, Question
 from fa_rollout.engines.service import Service, ServiceError
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.process import streams
+from fa_rollout.process.child import ChildProcess
+from fa_rollout.process.orphans import adopted
 from shm.liveness import ParentWatch
 
 _HEALTH_TIMEOUT_S = 25.0
 """SGLang's own limit for the token that a health check makes is 20 s."""
 _POLL_S = 0.5
 _END_S = 5.0
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = "multiprocessing.resource_tracker"
-_LIBC = ctypes.CDLL(None)
 
 
 class _Told(Exception):
@@ -62,9 +60,10 @@ class Supervisor:
         self._log = log
         self._parent = None if parent_pid is None else ParentWatch(parent_pid)
         self._silence_s = silence_s
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[ChildProcess] = []
         self._files: set[Path] = set()
         self._is_told = False
+        self._adoption = ExitStack()
         # Not below TMPDIR: the paths of SGLang's sockets may have 107 characters.
         self._scratch = RunDirectory.create(Path("/tmp"))
 
@@ -84,25 +83,24 @@ class Supervisor:
             return 0
         return 1
 
-    def _start(self, service: Service) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
+    def _start(self, service: Service) -> ChildProcess:
+        return ChildProcess(
             service.command,
-            env={**os.environ, "TMPDIR": str(self._scratch.path), **service.environment},
-            stdin=subprocess.DEVNULL,
+            environment={**os.environ, "TMPDIR": str(self._scratch.path), **service.environment},
             stdout=self._log,
             stderr=self._log,
-            cwd=service.folder or self._scratch.path,
-            preexec_fn=_die_with_parent,
+            folder=service.folder or self._scratch.path,
             # It holds the scratch folder's lock for as long as it lives.
             pass_fds=[self._scratch.lock_fd],
+            dies_with_parent=True,
         )
 
     def _await_health(self, service: Service, deadline: float) -> None:
         child = self._children[-1]
         while not self._is_well(service):
             self._note_files()
-            if child.poll() is not None:
-                raise ServiceError(f"{service.name} must come up, it ended with status {child.returncode}")
+            if child.status is not None:
+                raise ServiceError(f"{service.name} must come up, it ended with status {child.status}")
             if time.monotonic() > deadline:
                 raise ServiceError(f"{service.name} must answer {service.url}{service.health_path} in time")
             self._rest(_POLL_S)
@@ -126,7 +124,7 @@ class Supervisor:
         """Until a service ends."""
         limit_s = self._silence_s
         listeners = [] if limit_s is None else [Listener(service, limit_s) for service in self._services]
-        while all(child.poll() is None for child in self._children):
+        while all(child.status is None for child in self._children):
             self._rest(_POLL_S)
             for listener in listeners:
                 listener.look()
@@ -159,7 +157,7 @@ class Supervisor:
         for process in left:
             process.kill()
         for child in self._children:
-            child.wait()
+            child.end()
         for file in self._files:
             file.unlink(missing_ok=True)
         self._scratch.close()
@@ -171,16 +169,12 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, tell)
         # The children of a service that dies become ours, and are found below us.
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._adoption.enter_context(adopted())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-
-def _die_with_parent() -> None:
-    """The last resort, should this process be killed: the thread that starts children is its main one."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with self._adoption:
+            self._end()
 
 
 def _kill_unless_tracker(process: psutil.Process) -> None:

@@ -28,7 +28,6 @@ from fa_rollout.launcher.children.child import Child
 from fa_rollout.launcher.children.exporter import Exporter
 from fa_rollout.launcher.children.hub_process import RunNames, start_hub
 from fa_rollout.launcher.children.hub_watch import HubWatch
-from fa_rollout.launcher.children.orphans import adopted, children, end_orphans
 from fa_rollout.launcher.children.relay import Relay
 from fa_rollout.launcher.children.signals import Signals
 from fa_rollout.launcher.ending import Cause, Ending, ending
@@ -38,6 +37,7 @@ from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
 from fa_rollout.launcher.start_lines import StartLines
 from fa_rollout.process.masking import masked_text
+from fa_rollout.process.orphans import adopted, children, end_orphans
 from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded, Stop, Warned
 from trainer_hook.printable import printable
 
@@ -192,7 +192,7 @@ class _Launch:
         if self._command:
             log = self._log("trainer")
             self._relay = Relay() if log is None else None
-            self._trainer = Child.start(
+            self._trainer = Child(
                 "trainer", self._command, environment=environment, log=log, relay=self._relay
             )
 
@@ -294,7 +294,7 @@ class _Launch:
         poll = select.poll()
         poll.register(self._signals.fileno(), select.POLLIN)
         trainer = self._trainer
-        if trainer is not None and trainer.pidfd >= 0 and trainer.exit_code is None:
+        if trainer is not None and trainer.pidfd is not None and trainer.exit_code is None:
             poll.register(trainer.pidfd, select.POLLIN)
         for party in (self._engines, self._hub):
             if party is not None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from fa_rollout.launcher.children.child import Child
-from fa_rollout.launcher.children.orphans import adopted, children, end_orphans
+from fa_rollout.process.orphans import adopted, children, end_orphans
 
 # Starts a grandchild in a session of its own, as torchrun does with its ranks, and tells its number.
 PARENT = """
@@ -36,7 +36,7 @@ def grandchild(log: Path) -> psutil.Process:
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
 def test_exit_codes_are_those_of_a_shell(script: str, code: int) -> None:
-    child = Child.start("it", ["sh", "-c", script])
+    child = Child("it", ["sh", "-c", script])
     assert select.select([child.pidfd], [], [], 10)[0]
     wait_for(lambda: child.exit_code is not None)
     assert child.exit_code == code
@@ -45,16 +45,14 @@ def test_exit_codes_are_those_of_a_shell(script: str, code: int) -> None:
 
 def test_environment_is_added_and_output_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "child.log"
-    child = Child.start(
-        "it", ["sh", "-c", "echo $HOME; echo $EXTRA >&2"], environment={"EXTRA": "more"}, log=log
-    )
+    child = Child("it", ["sh", "-c", "echo $HOME; echo $EXTRA >&2"], environment={"EXTRA": "more"}, log=log)
     wait_for(lambda: child.exit_code is not None)
     assert log.read_text().split() == [os.environ["HOME"], "more"]
     child.end()
 
 
 def test_an_end_reaches_descendants_in_their_own_sessions(tmp_path: Path) -> None:
-    child = Child.start("it", [sys.executable, "-c", PARENT], log=tmp_path / "log")
+    child = Child("it", [sys.executable, "-c", PARENT], log=tmp_path / "log")
     below = grandchild(tmp_path / "log")
     child.end()
     assert child.exit_code == 137
@@ -62,14 +60,14 @@ def test_an_end_reaches_descendants_in_their_own_sessions(tmp_path: Path) -> Non
 
 
 def test_an_end_is_idempotent_and_gives_the_pidfd_back() -> None:
-    child = Child.start("it", ["sleep", "60"])
+    child = Child("it", ["sleep", "60"])
     child.end()
     child.end()
-    assert child.pidfd == -1
+    assert child.pidfd is None
 
 
 def test_a_child_does_not_get_the_terminals_interrupt() -> None:
-    child = Child.start("it", ["sleep", "60"])
+    child = Child("it", ["sleep", "60"])
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     child.end()
 
@@ -77,7 +75,7 @@ def test_a_child_does_not_get_the_terminals_interrupt() -> None:
 def test_orphans_of_a_killed_child_are_adopted_and_ended(tmp_path: Path) -> None:
     with adopted():
         before = set(children())
-        child = Child.start("it", [sys.executable, "-c", PARENT], log=tmp_path / "log")
+        child = Child("it", [sys.executable, "-c", PARENT], log=tmp_path / "log")
         below = grandchild(tmp_path / "log")
         os.kill(child.pid, signal.SIGKILL)
         wait_for(lambda: child.exit_code is not None)
@@ -88,7 +86,7 @@ def test_orphans_of_a_killed_child_are_adopted_and_ended(tmp_path: Path) -> None
 
 
 def test_children_that_were_there_before_are_not_orphans() -> None:
-    child = Child.start("mine", ["sleep", "60"])
+    child = Child("mine", ["sleep", "60"])
     with adopted():
         assert end_orphans(set(children()), grace_s=1.0) == 0
     assert child.exit_code is None

@@ -7,8 +7,6 @@ with it however that comes about; an error at the start carries the last lines t
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fa_rollout.engines.embedded.errors import EngineStartError
+from fa_rollout.process.child import ChildProcess
 
 _NUM_LAST_LINES = 20
 _PACKAGE_ROOT = Path(__file__).parents[3]
@@ -25,13 +24,12 @@ _PACKAGE_ROOT = Path(__file__).parents[3]
 class EmbeddedEngine:
     """A running server. Close it with `stop`, or use it as a context manager."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes], ready: dict[str, Any]) -> None:
+    def __init__(self, process: ChildProcess, log: IO[bytes], ready: dict[str, Any]) -> None:
         self.process = process
         self.url: str = ready["url"]
         self.host: str = ready["host"]
         self.port: int = ready["port"]
         self.pid = process.pid
-        self.pidfd = os.pidfd_open(process.pid)
         self._log = log
 
     @classmethod
@@ -56,14 +54,8 @@ class EmbeddedEngine:
         options = ["--host", host, "--weight-version", weight_version, *options]
         command = engine_command(model_dir, port=port, threads=threads, ready_fd=ready_write, options=options)
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[ready_write],
-                start_new_session=True,
-                env=_environment(),
+            process = ChildProcess(
+                command, stdout=log, stderr=log, pass_fds=[ready_write], environment=_environment()
             )
             os.close(ready_write)
             ready = _await_ready(process, ready_read, log, timeout_s)
@@ -76,19 +68,21 @@ class EmbeddedEngine:
 
     @property
     def is_alive(self) -> bool:
-        return self.process.poll() is None
+        return self.process.status is None
+
+    @property
+    def pidfd(self) -> int | None:
+        """Readable at its end."""
+        return self.process.pidfd
 
     def last_lines(self) -> str:
         """The end of what the server wrote."""
         return _last_lines(self._log)
 
-    def stop(self, grace_s: float = 5.0) -> int:
+    def stop(self, grace_s: float = 5.0) -> int | None:
         """End the server, by force after `grace_s`; its exit status. May be called twice."""
-        status = _end(self.process, grace_s)
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-            self._log.close()
+        status = self.process.stop(grace_s)
+        self._log.close()
         return status
 
     def __enter__(self) -> "EmbeddedEngine":
@@ -116,23 +110,21 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
-def _await_ready(
-    process: "subprocess.Popen[bytes]", ready_fd: int, log: IO[bytes], timeout_s: float
-) -> dict[str, Any]:
+def _await_ready(process: ChildProcess, ready_fd: int, log: IO[bytes], timeout_s: float) -> dict[str, Any]:
     """The line that the server writes when it listens; EOF means that it died."""
     deadline_s = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not select.select([ready_fd], [], [], left_s)[0]:
-            _end(process, grace_s=0.0)
+            process.end()
             raise EngineStartError(
                 f"the embedded engine must listen within {timeout_s:g} s; it did not, and was ended. "
                 f"Its last lines:\n{_last_lines(log)}"
             )
         chunk = os.read(ready_fd, 4096)
         if not chunk:
-            status = _end(process, grace_s=5.0)
+            status = process.stop(grace_s=5.0)
             raise EngineStartError(
                 f"the embedded engine must come up; it exited with status {status}. "
                 f"Its last lines:\n{_last_lines(log)}"
@@ -140,16 +132,6 @@ def _await_ready(
         line += chunk
     ready: dict[str, Any] = json.loads(line)
     return ready
-
-
-def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> int:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            return process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    return process.wait()
 
 
 def _last_lines(log: IO[bytes]) -> str:

@@ -10,7 +10,6 @@ that two writers never share the ring.
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fa_rollout.process.child import ChildProcess
 from shm.channels.channel import Channel
-from shm.liveness import open_pidfd
 from trainer_hook.messages import Resume, encode
 
 START_LIMIT_S = 300.0
@@ -38,14 +37,12 @@ RESTART_WINDOW_S = 600.0
 class _Started:
     """A process that has the preamble, and the hub's end of its channel."""
 
-    process: "subprocess.Popen[bytes]"
+    process: ChildProcess
     channel: Channel
     begun_s: float
 
     def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        self.process.end()
         self.channel.close()
 
 
@@ -66,7 +63,7 @@ class GeneratorLife:
         self._preamble = preamble
         self._ring_fd = ring_fd
         self._max_restarts = max_restarts
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._begun_s = 0.0
         """When the process began, which may have been a spare for long."""
         self._ends: deque[float] = deque()
@@ -74,7 +71,6 @@ class GeneratorLife:
         self._spare: _Started | None = None
         self._spare_due_s: float | None = None
         self.channel: Channel | None = None
-        self.pidfd: int | None = None
         self.last_heard_s = 0.0
         self.is_ready = False
         self.is_drained = False
@@ -87,15 +83,18 @@ class GeneratorLife:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def pidfd(self) -> int | None:
+        return self._process.pidfd if self._process else None
+
     def start(self, resume: Resume) -> Channel:
         """Begin a life: the spare's where one stands ready, else a fresh one."""
         spare, self._spare = self._spare, None
-        if spare is not None and spare.process.poll() is not None:
+        if spare is not None and spare.process.status is not None:
             spare.end()
             spare = None
         started = spare or self._spawn()
         self._process, self.channel, self._begun_s = started.process, started.channel, started.begun_s
-        self.pidfd = open_pidfd(self._process.pid)
         self.channel.queue(encode(resume))
         self.last_heard_s = time.monotonic()
         self.next_start_s = self._spare_due_s = None
@@ -133,12 +132,7 @@ class GeneratorLife:
             ),
         ]
         with theirs:
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), self._ring_fd),
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-            )
+            process = ChildProcess(command, pass_fds=(theirs.fileno(), self._ring_fd))
         channel = Channel(ours)
         channel.queue(self._preamble)
         channel.flush()
@@ -156,18 +150,18 @@ class GeneratorLife:
 
     def kill(self) -> None:
         """End it at once: it does not answer."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     def reap(self) -> str:
         """Close the books of a life that has ended; says how it ended."""
         assert self._process is not None
         code = self._process.wait()
+        assert code is not None, "waited for without a timeout"
+        self._process.close()
         if self.channel is not None:
             self.channel.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-        self._process, self.channel, self.pidfd, self.is_ready = None, None, None, False
+        self._process, self.channel, self.is_ready = None, None, False
         return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     def plan_restart(self, now_s: float) -> bool:

@@ -66,7 +66,7 @@ class Exporter:
             os.lseek(config_fd, 0, os.SEEK_SET)
             command = [sys.executable, "-m", "fa_rollout.observe.exporter"]
             command += ["--config-fd", str(config_fd), "--parent-pid", str(os.getpid())]
-            return Child.start(
+            return Child(
                 "metrics",
                 command,
                 environment=self._environment,

@@ -46,7 +46,7 @@ def start_hub(
     command = [sys.executable, "-m", "fa_rollout.hub", "--channel-fd", str(theirs.fileno())]
     command += ["--parent-pid", str(os.getpid()), "--directory", str(directory.path)]
     with theirs:
-        child = Child.start(
+        child = Child(
             "hub",
             command,
             environment=environment,

@@ -64,7 +64,7 @@ class HubWatch:
 
     def register(self, poll: "select.poll") -> None:
         """Have a poll return when the hub says something, can hear more, or ends."""
-        if self.child.pidfd >= 0 and self.child.exit_code is None:
+        if self.child.pidfd is not None and self.child.exit_code is None:
             poll.register(self.child.pidfd, select.POLLIN)
         if self._channel is not None:
             wanted = select.POLLIN | (select.POLLOUT if self._channel.wants_write else 0)

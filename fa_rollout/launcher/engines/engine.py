@@ -59,7 +59,7 @@ class EngineKeeper:
         """Have a poll return when it listens, or ends."""
         if self._ready_fd >= 0:
             poll.register(self._ready_fd, select.POLLIN)
-        if self.child is not None and self.child.pidfd >= 0 and self.child.exit_code is None:
+        if self.child is not None and self.child.pidfd is not None and self.child.exit_code is None:
             poll.register(self.child.pidfd, select.POLLIN)
 
     def look(self) -> None:
@@ -94,7 +94,7 @@ class EngineKeeper:
         command = self._program.words(self._port, write_fd)
         environment = self._program.environment
         try:
-            self.child = Child.start(
+            self.child = Child(
                 self._program.name,
                 command,
                 environment=environment,

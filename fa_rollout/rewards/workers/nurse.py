@@ -13,7 +13,6 @@ long as this process is the subreaper of all below it, orphans of the worker's f
 
 import argparse
 import atexit
-import ctypes
 import faulthandler
 import os
 import resource
@@ -22,7 +21,8 @@ import signal
 import time
 import traceback
 
-from fa_rollout.launcher.children.orphans import adopted, kill_all_below
+from fa_rollout.process.child import die_with_parent
+from fa_rollout.process.orphans import adopted, kill_all_below
 from shm.liveness import ParentWatch
 
 WORDS_SIGNAL = signal.SIGRTMAX - 5
@@ -30,7 +30,6 @@ WORDS_SIGNAL = signal.SIGRTMAX - 5
 _WORDS_S = 0.05
 _KILL_S = 5.0
 _POLL_MS = 1000
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def main() -> None:
 def _become_worker(nurse_pid: int, channel_fd: int, words_fd: int) -> None:
     """In a session of its own: a reward that signals its process group must not end the nurse."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != nurse_pid:
         os._exit(1)
     faulthandler.register(WORDS_SIGNAL, file=words_fd, all_threads=False)

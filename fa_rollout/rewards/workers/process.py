@@ -5,15 +5,14 @@ not begun: a slow reward never holds those behind it. That leaves no end-of-file
 asks the kernel.
 """
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
+from fa_rollout.process.child import ChildProcess
 from fa_rollout.rewards.workers import answers, wire
 from fa_rollout.rewards.workers.protocol import Setup
 from fa_rollout.user_code.place import Place, innermost
@@ -55,21 +54,19 @@ class WorkerProcess:
         try:
             self._process = self._start(lifeline)
         except OSError:
-            self.close()
+            self._close_descriptors()
             raise
         finally:
             os.close(lifeline)
         self.send(0, wire.dump(setup))
 
-    def _start(self, lifeline: int) -> "subprocess.Popen[bytes]":
+    def _start(self, lifeline: int) -> ChildProcess:
         command = [sys.executable, "-m", "fa_rollout.rewards.workers.nurse", "--words-fd", str(self._words)]
         command += ["--channel-fd", str(self._workers_end.fileno()), "--lifeline-fd", str(lifeline)]
-        return subprocess.Popen(
+        return ChildProcess(
             [*command, "--parent-pid", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name not in _OF_THE_RUN},
+            environment={name: value for name, value in os.environ.items() if name not in _OF_THE_RUN},
             pass_fds=(self._workers_end.fileno(), lifeline, self._words),
-            start_new_session=True,
         )
 
     @property
@@ -119,20 +116,15 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the worker and all that it started; `reaped` tells when it is gone."""
         self._killed_s = time.monotonic()
-        self._signal(signal.SIGTERM)
+        self._process.signal(signal.SIGTERM)
 
     def reaped(self) -> bool:
         """Whether the killed worker is gone from the process table."""
-        if self._process.poll() is not None:
+        if self._process.status is not None:
             return True
         if self._killed_s is not None and time.monotonic() > self._killed_s + _PATIENCE_S:
-            self._signal(signal.SIGKILL)  # the kernel then kills the worker
+            self._process.kill()  # the kernel then kills the worker
         return False
-
-    def _signal(self, number: int) -> None:
-        # Until it is reaped the number cannot belong to anybody else.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
 
     def last_place(self) -> Place | None:
         """Where the worker was when it was killed."""
@@ -142,6 +134,10 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Close the connection; answers that were not read are lost."""
+        self._process.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         self.channel.close()
         self._workers_end.close()
         os.close(self._lifeline)

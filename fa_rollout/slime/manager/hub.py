@@ -122,7 +122,7 @@ class HubChild:
         poll.register(self._channel.fileno(), events)
         if self._hook is not None:
             poll.register(self._hook.fileno(), select.POLLIN)
-        if self._child.pidfd >= 0:
+        if self._child.pidfd is not None:
             poll.register(self._child.pidfd, select.POLLIN)
         poll.poll(timeout_s * 1000)
 

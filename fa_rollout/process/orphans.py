@@ -1,6 +1,6 @@
-"""Processes that a trainer leaves behind when it dies before its own children do.
+"""Processes that a child leaves behind when it dies before its own children do.
 
-In: nothing. Out: the orphans, which the kernel hands to the launcher as long as it is their subreaper (a
+In: nothing. Out: the orphans, which the kernel hands to this process as long as it is their subreaper (a
 killed `torchrun` leaves its ranks this way). Invariant: only children of this process that it did not have
 before, and did not start itself, are ended.
 """
@@ -52,7 +52,7 @@ def kill_all_below(limit_s: float) -> None:
 def end_orphans(known: Collection[int], grace_s: float) -> int:
     """End every child whose number is not `known`, with all below it, and wait for it; how many there were.
 
-    An orphan's own children fall to the launcher when it dies, so this goes on until none is left, or until
+    An orphan's own children fall to this process when it dies, so this goes on until none is left, or until
     the kernel itself does not let go of one.
     """
     num_ended = 0
