@@ -104,7 +104,12 @@ class ChatTemplates:
         return cls.load(folder, read_json(folder / "tokenizer_config.json"), {})
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        kwargs: dict[str, Any],
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text of a chat, up to where the assistant's next turn begins.
 
@@ -124,7 +129,7 @@ class ChatTemplates:
             **kwargs,
             "messages": [{k: v for k, v in message.items() if v is not None} for message in messages],
             "tools": tools,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
         }
         try:
             return template.render(variables)

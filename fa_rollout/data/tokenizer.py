@@ -90,6 +90,17 @@ class Tokenizer:
         text = self._templates.render(messages, row.tools, row.chat_template_kwargs)
         return self._ids(text, add_special_tokens=False)
 
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        kwargs: dict[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Text of a chat by the chat template; errors as those of `ChatTemplates.render`."""
+        return self._templates.render(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
+
     def unused_by_template(self, names: Iterable[str]) -> list[str]:
         """Those of these variables that the chat template never mentions."""
         return self._templates.unused(names)

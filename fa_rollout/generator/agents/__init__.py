@@ -1,0 +1,1 @@
+"""The gateway: any agent on an ordinary client becomes a rollout with exact tokens."""
