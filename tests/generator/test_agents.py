@@ -16,7 +16,7 @@ import pytest
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.generator.agents.gateway import Gateway
-from fa_rollout.generator.agents.history import History, NewSample
+from fa_rollout.generator.agents.history import History
 from fa_rollout.generator.agents.parsing import parser_of
 from fa_rollout.generator.agents.rendering import Rendering
 from fa_rollout.generator.agents.session import Session
@@ -29,8 +29,9 @@ CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 CHATML = (
     "{% if tools %}<|system|>{{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments}"
-    " | tojson }}</tool_call>{% endfor %}<eos>\n{% endfor %}"
+    "{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>"
+    "{% endfor %}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TOOLS: Any = [
@@ -98,9 +99,9 @@ async def session_of(tokenizer: Tokenizer, engines: Engines) -> AsyncIterator[tu
     assert rendering.extension.by_user
     assert rendering.extension.by_tools
     session = Session(
-        engines,
-        History(rendering, NewSample(fresh_sample())),
-        parser_of("hermes", opens_thinking=False),
+        engines=engines,
+        history=History(rendering, fresh_sample()),
+        parse=parser_of("hermes", opens_thinking=False),
         params={"max_new_tokens": 100, "temperature": 1.0},
         eos_ids=tokenizer.eos_ids,
     )
@@ -169,8 +170,10 @@ async def test_chat_tool_loop_is_one_sample(tokenizer: Tokenizer) -> None:
     ids = [*samples[0].prompt_ids.tolist(), *samples[0].response_ids.tolist()]
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text.endswith(
-        '<|user|>1+2?<eos>\n<|assistant|>Let me see.<tool_call>{"name": "add", "arguments": {"a":  1}}</tool_call>'
-        "<eos>\n<|tool|>3<eos>\n<|assistant|>It is 3.<eos>\n<|user|>Thanks<eos>\n<|assistant|>You are welcome.<eos>"
+        "<|user|>1+2?<eos>\n<|assistant|>Let me see."
+        '<tool_call>{"name": "add", "arguments": {"a":  1}}</tool_call>'
+        "<eos>\n<|tool|>3<eos>\n<|assistant|>It is 3.<eos>\n<|user|>Thanks<eos>\n"
+        "<|assistant|>You are welcome.<eos>"
     )
 
 

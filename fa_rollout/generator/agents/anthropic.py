@@ -5,11 +5,19 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.generator.agents.chat import event, grammar, may_call, unsupported
+from fa_rollout.generator.agents.chat import event, grammar, may_call
+from fa_rollout.generator.agents.forms import (
+    Answer,
+    GatewayError,
+    Request,
+    numbers,
+    same_tools,
+    token_limit,
+    unknown,
+    unsupported,
+)
 from fa_rollout.generator.agents.messages import ChatMessage, Json, ToolCall, text_of
-from fa_rollout.generator.agents.session import Answer, GatewayError, Request
 
-IGNORED = frozenset(["metadata", "thinking", "service_tier", "context_management", "betas", "container"])
 _KNOWN = frozenset(
     [
         "messages",
@@ -26,6 +34,7 @@ _KNOWN = frozenset(
         "output_config",
     ]
 )
+_IGNORED = frozenset(["metadata", "thinking", "service_tier", "context_management", "betas", "container"])
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 _KINDS |= {404: "not_found_error", 410: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 
@@ -35,9 +44,8 @@ class Body(msgspec.Struct, kw_only=True):
 
     messages: list[msgspec.Raw]
     model: str = ""
-    stream: bool | None = None
     system: Any = None
-    tools: list[Json] | None = None
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 def read(body: bytes, rest: Json) -> Request:
@@ -47,9 +55,7 @@ def read(body: bytes, rest: Json) -> Request:
         GatewayError: a key would change the answer and is not supported.
     """
     head = msgspec.json.decode(body, type=Body)
-    params: Json = {key: rest[key] for key in ("temperature", "top_p", "top_k") if rest.get(key) is not None}
-    if rest.get("max_tokens") is not None:
-        params["max_new_tokens"] = rest["max_tokens"]
+    params = numbers(rest, "temperature", "top_p", "top_k") | token_limit(rest, "max_tokens")
     if rest.get("stop_sequences"):
         params["stop"] = rest["stop_sequences"]
     form = (rest.get("output_config") or {}).get("format")
@@ -65,13 +71,14 @@ def read(body: bytes, rest: Json) -> Request:
     )
 
 
-def unknown(rest: Json) -> list[str]:
-    """Keys that would be passed over in silence otherwise."""
-    return sorted(key for key, value in rest.items() if value is not None and key not in _KNOWN | IGNORED)
+def unread(rest: Json) -> list[str]:
+    """Keys that are neither read nor known to change nothing."""
+    return unknown(rest, _KNOWN | _IGNORED)
 
 
-def _tools(tools: list[Json] | None) -> list[Json] | None:
-    functions = [
+@same_tools
+def _tools(tools: list[Json]) -> list[Json]:
+    return [
         {
             "type": "function",
             "function": {
@@ -80,10 +87,9 @@ def _tools(tools: list[Json] | None) -> list[Json] | None:
                 "parameters": tool.get("input_schema", {}),
             },
         }
-        for tool in tools or []
-        if tool.get("type", "custom") == "custom"
+        for tool in tools
+        if tool.get("type") in (None, "custom")
     ]
-    return functions or None
 
 
 def messages_of(entries: list[Any]) -> list[ChatMessage]:

@@ -5,28 +5,18 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.generator.agents.messages import ChatMessage, Json, ToolCall, text_of
-from fa_rollout.generator.agents.session import Answer, GatewayError, Request
-
-IGNORED = frozenset(
-    [
-        "stream_options",
-        "user",
-        "metadata",
-        "store",
-        "parallel_tool_calls",
-        "service_tier",
-        "prompt_cache_key",
-        "safety_identifier",
-        "reasoning_effort",
-        "verbosity",
-        "prediction",
-        "modalities",
-        "chat_template_kwargs",
-        "prompt_cache_retention",
-    ]
+from fa_rollout.generator.agents.forms import (
+    Answer,
+    GatewayError,
+    Request,
+    numbers,
+    same_tools,
+    token_limit,
+    unknown,
+    unsupported,
 )
-"""Keys that clients send as a matter of course, and that do not change what is sampled here."""
+from fa_rollout.generator.agents.messages import ChatMessage, Json, ToolCall, text_of
+
 _KNOWN = frozenset(
     [
         "messages",
@@ -50,15 +40,35 @@ _KNOWN = frozenset(
         "presence_penalty",
     ]
 )
+_IGNORED = frozenset(
+    [
+        "stream_options",
+        "user",
+        "metadata",
+        "store",
+        "parallel_tool_calls",
+        "service_tier",
+        "prompt_cache_key",
+        "safety_identifier",
+        "reasoning_effort",
+        "verbosity",
+        "prediction",
+        "modalities",
+        "chat_template_kwargs",
+        "prompt_cache_retention",
+    ]
+)
+"""Keys that clients always send and that do not change what is sampled here."""
+_REFUSED = ("n", "logit_bias", "top_logprobs", "functions", "function_call", "audio", "web_search_options")
+"""Keys that would change the answer."""
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What is read before the rest: messages stay bytes."""
+    """What is read before the rest: messages and tools stay bytes."""
 
     messages: list[msgspec.Raw]
     model: str = ""
-    stream: bool | None = None
-    tools: list[Json] | None = None
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 def read(body: bytes, rest: Json) -> Request:
@@ -71,50 +81,41 @@ def read(body: bytes, rest: Json) -> Request:
         GatewayError: a key would change the answer and is not supported.
     """
     head = msgspec.json.decode(body, type=Body)
-    params: Json = {}
-    for key in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"):
-        if rest.get(key) is not None:
-            params[key] = rest[key]
-    limit = rest.get("max_completion_tokens") or rest.get("max_tokens")
-    if limit is not None:
-        params["max_new_tokens"] = limit
-    if rest.get("stop") is not None:
+    for key in _REFUSED:
+        if rest.get(key) and (key, rest[key]) != ("n", 1):
+            raise unsupported(key, rest[key], _WAYS_OUT.get(key, "leave it out"))
+    params = numbers(rest, "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
+    params |= token_limit(rest, "max_completion_tokens", "max_tokens")
+    if rest.get("stop"):
         params["stop"] = rest["stop"]
     if rest.get("seed") is not None:
         params["sampling_seed"] = rest["seed"]
-    if rest.get("logprobs"):
-        params["return_logprobs"] = True
-    if rest.get("n") not in (None, 1):
-        raise unsupported("n", rest["n"], "send one request for each answer: each is a branch")
-    if rest.get("top_logprobs"):
-        raise unsupported("top_logprobs", rest["top_logprobs"], "leave it out")
     params |= grammar(rest.get("response_format"), "response_format")
     return Request(
         raw_messages=head.messages,
         read=messages_of,
-        tools=head.tools or None,
+        tools=_tools(head.tools),
         may_call=may_call(rest.get("tool_choice")),
         params=params,
         model=head.model,
+        wants_logprobs=bool(rest.get("logprobs")),
     )
 
 
-def unknown(rest: Json) -> list[str]:
-    """Keys that would be passed over in silence otherwise."""
-    return sorted(key for key, value in rest.items() if value is not None and key not in _KNOWN | IGNORED)
+def unread(rest: Json) -> list[str]:
+    """Keys that are neither read nor known to change nothing."""
+    return unknown(rest, _KNOWN | _IGNORED)
 
 
-def unsupported(key: str, value: Any, way_out: str) -> GatewayError:
-    """A key that would change the answer."""
-    text = f"{key} = {value!r:.100} is not supported by this gateway: {way_out}"
-    return GatewayError(400, text, code="unsupported_parameter", param=key)
+_WAYS_OUT = {"n": "send one request for each answer: each is a branch"}
+_tools = same_tools(list)
 
 
 def may_call(choice: Any) -> bool:
     """Whether tools may be called.
 
     Raises:
-        GatewayError: a call is demanded, which the policy alone decides.
+        GatewayError: a call is demanded, which only the policy may decide.
     """
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind in (None, "auto", "none"):

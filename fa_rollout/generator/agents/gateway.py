@@ -27,8 +27,9 @@ import msgspec
 from aiohttp import web
 
 from fa_rollout.generator.agents import anthropic, chat, responses
+from fa_rollout.generator.agents.forms import Answer, GatewayError, Request
 from fa_rollout.generator.agents.messages import Json
-from fa_rollout.generator.agents.session import Answer, GatewayError, Session
+from fa_rollout.generator.agents.session import Session, ended
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Gateway:
         app.router.add_get("/{session}/v1/models", self._guarded(chat, self._models))
         app.router.add_get("/{session}/v1/models/{model}", self._guarded(chat, self._one_model))
         app.router.add_post("/{session}/reward", self._guarded(chat, self._reward))
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=False)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         await site.start()
@@ -103,6 +104,8 @@ class Gateway:
                 session = self._session_of(request)
                 response: web.StreamResponse = await handler(request, session)
                 return response
+            except ConnectionError:
+                return web.Response(status=499)  # the client is gone; nobody reads this
             except GatewayError as error:
                 headers = {"x-should-retry": "true" if error.can_be_retried else "false"}
                 return _json(failed(error), status=error.status, headers=headers)
@@ -114,7 +117,7 @@ class Gateway:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         key = request.headers.get("x-api-key") or bearer
         if session is None:
-            raise GatewayError(410, "this session has ended: its rollout is over", code="session_ended")
+            raise ended()
         if not hmac.compare_digest(key.encode(), session.secret.encode()):
             raise GatewayError(401, "the session's key is wrong or missing", code="invalid_api_key")
         if "Origin" in request.headers:
@@ -125,53 +128,53 @@ class Gateway:
         async def complete(request: web.Request, session: Session) -> web.StreamResponse:
             body = await _body(request)
             rest = _rest(body)
-            try:
-                asked = wire.read(body, rest)
-            except (msgspec.ValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise GatewayError(400, f"the request cannot be read: {error}") from error
-            self._report(wire.unknown(rest), wire.__name__.rpartition(".")[2])
+            asked = _asked(wire, body, rest)
+            self._report(wire.unread(rest), wire.__name__.rpartition(".")[2])
             asked.model = asked.model or self._model
             asked.digest = hashlib.blake2b(body, digest_size=16).digest()
             asked.retry_count = _count(request.headers.get("x-stainless-retry-count"))
-            call = asyncio.ensure_future(session.complete(asked))
-            if not rest.get("stream"):
-                answer, node = await call
-                response = _json(wire.write(answer))
-                node.is_delivered = True
-                return response
-            return await self._stream(request, call, wire, rest)
+            if rest.get("stream"):
+                return await self._stream(request, session, asked, wire, rest)
+            answer, node = await session.complete(asked)
+            response = _json(wire.write(answer))
+            await response.prepare(request)
+            await response.write_eof()
+            node.is_delivered |= _is_connected(request)
+            return response
 
         return complete
 
     async def _stream(
-        self, request: web.Request, call: "asyncio.Future[Any]", wire: ModuleType, rest: Json
+        self, request: web.Request, session: Session, asked: Request, wire: ModuleType, rest: Json
     ) -> web.StreamResponse:
-        """Events, and comments while the answer is sampled; nothing is sent before it is known to come."""
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-        )
-        await asyncio.wait({call}, timeout=KEEP_ALIVE_S)
-        if call.done():
-            call.result()  # raises before the first byte
-        await response.prepare(request)
-        while not call.done():
-            await response.write(b": wait\n\n")
-            await asyncio.wait({call}, timeout=KEEP_ALIVE_S)
+        """Comments while the answer is sampled, then its events; the status waits for the first of both."""
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        response = web.StreamResponse(headers=headers)
+        call = asyncio.ensure_future(session.complete(asked))
         try:
-            answer, node = call.result()
-        except GatewayError as error:
-            failed = getattr(wire, "error", chat.error)
-            await response.write(chat.event(failed(error), "error"))
+            await asyncio.wait({call}, timeout=KEEP_ALIVE_S)
+            if call.done():
+                call.result()  # raises before the first byte
+            await response.prepare(request)
+            while not call.done():
+                await response.write(b": wait\n\n")
+                await asyncio.wait({call}, timeout=KEEP_ALIVE_S)
+            try:
+                answer, node = call.result()
+            except GatewayError as error:
+                failed = getattr(wire, "error", chat.error)
+                await response.write(chat.event(failed(error), "error"))
+                return response
+            await response.write(b"".join(_events(wire, answer, rest)))
+            await response.write_eof()
+            node.is_delivered |= _is_connected(request)
             return response
-        await response.write(b"".join(_events(wire, answer, rest)))
-        await response.write_eof()
-        node.is_delivered = True
-        return response
+        finally:
+            call.cancel()  # the sampling goes on, for a retry
 
     async def _count_tokens(self, request: web.Request, session: Session) -> web.Response:
         body = await _body(request)
-        asked = anthropic.read(body, _rest(body))
-        return _json({"input_tokens": session.count(asked)})
+        return _json({"input_tokens": session.count(_asked(anthropic, body, _rest(body)))})
 
     async def _models(self, _: web.Request, __: Session) -> web.Response:
         return _json({"object": "list", "data": [{"id": self._model, "object": "model"}], "has_more": False})
@@ -199,6 +202,18 @@ def _events(wire: ModuleType, answer: Answer, rest: Json) -> Iterator[bytes]:
         return chat.stream(answer, with_usage=bool((rest.get("stream_options") or {}).get("include_usage")))
     events: Iterator[bytes] = wire.stream(answer)
     return events
+
+
+def _asked(wire: ModuleType, body: bytes, rest: Json) -> Request:
+    try:
+        asked: Request = wire.read(body, rest)
+        return asked
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GatewayError(400, f"the request cannot be read: {error}") from error
+
+
+def _is_connected(request: web.Request) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
 
 
 async def _body(request: web.Request) -> bytes:

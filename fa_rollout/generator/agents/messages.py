@@ -1,7 +1,7 @@
 """Chat messages in one form, whatever wire they came by, and when two of them are the same.
 
-Frameworks send our answers back changed: reasoning dropped, arguments serialised again, empty content as null,
-text beside tool calls left out. None of that edits history. What does: other text, other calls, other roles.
+Frameworks send our answers back changed: reasoning dropped, arguments serialised again, empty content as
+null, text beside tool calls left out. None of that edits history; other text, calls or roles do.
 """
 
 from collections.abc import Sequence

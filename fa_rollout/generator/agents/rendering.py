@@ -8,7 +8,7 @@ are found out at start, and their histories become branches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from fa_rollout.generator.agents.messages import ChatMessage, Json, ToolCall
 from fa_rollout.sample import IntArray
 
 _MARK = "\u2603seam\u2603"
+_NUM_ENDS = 64
+_MAX_END = 8
+"""Most tokens of a turn's end."""
 _TOOLS: list[Json] = [
     {
         "type": "function",
@@ -33,6 +36,7 @@ _TOOLS: list[Json] = [
         },
     }
 ]
+_SYSTEM = ChatMessage(role="system", text="Only facts.")
 _USER = ChatMessage(role="user", text="Which one?")
 _ANSWER = ChatMessage(role="assistant", text="The second.")
 _CALL = ChatMessage(
@@ -70,6 +74,8 @@ class Rendering:
         """`kwargs`: further variables of the template."""
         self._tokenizer = tokenizer
         self._kwargs = kwargs
+        self._ends: dict[int, tuple[list[Json] | None, str]] = {}
+        self._takes_late_system = self._renders([_SYSTEM, _USER, _ANSWER, _SYSTEM, _USER])
         self.extension = self._examine()
 
     def first(self, messages: Sequence[ChatMessage], tools: list[Json] | None) -> IntArray:
@@ -78,7 +84,9 @@ class Rendering:
         Raises:
             PromptError: the template refuses it.
         """
-        return self._tokenizer.encode(self._render(messages, tools, generation=True))
+        return self._tokenizer.encode(
+            self._render(self._placed(messages, is_start=True), tools, generation=True)
+        )
 
     def added(
         self, answer: ChatMessage, new: Sequence[ChatMessage], tools: list[Json] | None, sampled: IntArray
@@ -91,7 +99,7 @@ class Rendering:
         # Text and reasoning of the answer do not show in what follows it, so short ones do.
         short = ChatMessage(role="assistant", text="x", calls=answer.calls)
         before = self._render([_USER, short], tools, generation=False)
-        after = self._render([_USER, short, *new], tools, generation=True)
+        after = self._render([_USER, short, *self._placed(new, is_start=False)], tools, generation=True)
         end = self._end(tools)
         if not after.startswith(before):
             before, end = before.rstrip("\n"), end.rstrip("\n")
@@ -101,9 +109,38 @@ class Rendering:
         return _behind(sampled, added, self._tokenizer.eos_ids)
 
     def _end(self, tools: list[Json] | None) -> str:
-        """What the template writes behind an answer's text."""
+        """What the template writes behind an answer's text; remembered for the tool lists used last."""
+        known = self._ends.get(id(tools))
+        if known is not None and known[0] is tools:
+            return known[1]
         marked = ChatMessage(role="assistant", text=_MARK)
-        return self._render([_USER, marked], tools, generation=False).rpartition(_MARK)[2]
+        end = self._render([_USER, marked], tools, generation=False).rpartition(_MARK)[2]
+        if len(self._ends) >= _NUM_ENDS:
+            self._ends.clear()
+        self._ends[id(tools)] = (tools, end)
+        return end
+
+    def _placed(self, messages: Sequence[ChatMessage], *, is_start: bool) -> list[ChatMessage]:
+        """System messages where the template accepts them: the leading ones as one, later ones as the user's.
+
+        Agents send several, also in the middle of a conversation; many templates accept one, at the start.
+        """
+        if self._takes_late_system:
+            return list(messages)
+        num = (
+            next((i for i, m in enumerate(messages) if m.role != "system"), len(messages)) if is_start else 0
+        )
+        leading = "\n\n".join(message.text for message in messages[:num])
+        first = [ChatMessage(role="system", text=leading)] if num else []
+        later = [replace(m, role="user") if m.role == "system" else m for m in messages[num:]]
+        return [*first, *later]
+
+    def _renders(self, messages: list[ChatMessage]) -> bool:
+        try:
+            text = self._render(messages, None, generation=True)
+        except PromptError:
+            return False
+        return text.count(_SYSTEM.text) == sum(message is _SYSTEM for message in messages)
 
     def _render(self, messages: Sequence[ChatMessage], tools: list[Json] | None, *, generation: bool) -> str:
         shown = [message.for_template() for message in messages]
@@ -147,10 +184,10 @@ class Rendering:
 
 
 def _behind(sampled: IntArray, added: IntArray, eos_ids: tuple[int, ...]) -> IntArray:
-    """`added` without what was sampled of it: a turn's end that the model wrote itself is there once."""
+    """`added` without the part of it that the model sampled: the end of its turn must not appear twice."""
     if not len(sampled) or int(sampled[-1]) not in eos_ids:
         return added
-    for length in range(min(len(sampled), len(added)), 0, -1):
+    for length in range(min(len(sampled), len(added), _MAX_END), 0, -1):
         if np.array_equal(sampled[-length:], added[:length]):
             return added[length:]
     return added

@@ -5,11 +5,34 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.generator.agents.chat import event, grammar, may_call, unsupported
+from fa_rollout.generator.agents.chat import event, grammar, may_call
+from fa_rollout.generator.agents.forms import (
+    Answer,
+    Request,
+    numbers,
+    same_tools,
+    token_limit,
+    unknown,
+    unsupported,
+)
 from fa_rollout.generator.agents.messages import ChatMessage, Json, ToolCall, text_of
-from fa_rollout.generator.agents.session import Answer, Request
 
-IGNORED = frozenset(
+_KNOWN = frozenset(
+    [
+        "input",
+        "model",
+        "stream",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "temperature",
+        "top_p",
+        "max_output_tokens",
+        "text",
+        "previous_response_id",
+    ]
+)
+_IGNORED = frozenset(
     [
         "include",
         "store",
@@ -28,21 +51,6 @@ IGNORED = frozenset(
         "top_logprobs",
     ]
 )
-_KNOWN = frozenset(
-    [
-        "input",
-        "model",
-        "stream",
-        "instructions",
-        "tools",
-        "tool_choice",
-        "temperature",
-        "top_p",
-        "max_output_tokens",
-        "text",
-        "previous_response_id",
-    ]
-)
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -50,9 +58,8 @@ class Body(msgspec.Struct, kw_only=True):
 
     input: str | list[msgspec.Raw] = []
     model: str = ""
-    stream: bool | None = None
     instructions: str | None = None
-    tools: list[Json] | None = None
+    tools: msgspec.Raw = msgspec.Raw()
     previous_response_id: str | None = None
 
 
@@ -66,9 +73,7 @@ def read(body: bytes, rest: Json) -> Request:
     items = head.input
     if isinstance(items, str):
         items = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": items}))]
-    params: Json = {key: rest[key] for key in ("temperature", "top_p") if rest.get(key) is not None}
-    if rest.get("max_output_tokens") is not None:
-        params["max_new_tokens"] = rest["max_output_tokens"]
+    params = numbers(rest, "temperature", "top_p") | token_limit(rest, "max_output_tokens")
     params |= grammar((rest.get("text") or {}).get("format"), "text.format")
     return Request(
         raw_messages=items,
@@ -82,22 +87,22 @@ def read(body: bytes, rest: Json) -> Request:
     )
 
 
-def unknown(rest: Json) -> list[str]:
-    """Keys that would be passed over in silence otherwise."""
-    return sorted(key for key, value in rest.items() if value is not None and key not in _KNOWN | IGNORED)
+def unread(rest: Json) -> list[str]:
+    """Keys that are neither read nor known to change nothing."""
+    return unknown(rest, _KNOWN | _IGNORED)
 
 
-def _tools(tools: list[Json] | None) -> list[Json] | None:
-    """Functions as templates read them; tools that a provider would run itself are nobody's here."""
-    functions = [
+@same_tools
+def _tools(tools: list[Json]) -> list[Json]:
+    """Functions as templates read them. Tools that a provider would run itself do not exist here."""
+    return [
         {
             "type": "function",
             "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
         }
-        for tool in tools or []
+        for tool in tools
         if tool.get("type") == "function"
     ]
-    return functions or None
 
 
 def messages_of(items: list[Any]) -> list[ChatMessage]:
