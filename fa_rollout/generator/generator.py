@@ -9,7 +9,6 @@ The rest of the table is in `serving`.
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,18 +171,19 @@ class Generator(ServingGenerator):
         return msgspec.structs.replace(
             super()._ready(),
             num_prompts=len(self._parts.source),
-            known_engines=[asdict(engine) for engine in self._parts.pool.engines],
+            known_engines=msgspec.msgpack.encode(self._parts.pool.engines),
             first_weights=_first_weights(self._config, self._parts.pool),
             strangers=self.strangers,
         )
 
-    def _own_figures(self) -> dict[str, float]:
+    def figures(self) -> m.Pulse:
         rewards = self._parts.rewards.statistics()
-        return {
-            "evaluations": self._evaluator.num_running,
-            "rewards_in_progress": rewards.num_in_progress,
-            "rewards_failed": sum(rewards.num_failed.values()),
-        }
+        return msgspec.structs.replace(
+            super().figures(),
+            evaluations=self._evaluator.num_running,
+            rewards_in_progress=rewards.num_in_progress,
+            rewards_failed=sum(rewards.num_failed.values()),
+        )
 
 
 def _capacity(config: Config, pool: EnginePool) -> int:

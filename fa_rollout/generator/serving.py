@@ -26,12 +26,12 @@ from fa_rollout.config import Config, from_dict
 from fa_rollout.generator.base.gate import Gate
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import End, Life
-from fa_rollout.generator.base.pulse import Figures, engine_figures, slowest_requests
+from fa_rollout.generator.base.pulse import engine_figures, slowest_requests
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.dispatcher import Dispatcher, RunsGroups
 from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.job import Ending, Job
-from fa_rollout.generator.turns.requester import PartialPolicy, Requester
+from fa_rollout.generator.turns.requester import PartialPolicy, RequestCounts, Requester
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.user_code.guard import LoopGuard
 from shm import RingWriter
@@ -120,10 +120,6 @@ class ServingGenerator(ABC):
     def _handle(self, message: m.Message, services: asyncio.TaskGroup) -> bool:
         """Act on a message, without waiting; False if it is unknown."""
 
-    def _own_figures(self) -> dict[str, float]:
-        """Figures that no other generator has."""
-        return {}
-
     # --- the loop ---------------------------------------------------------------------------------
 
     async def serve(self) -> End:
@@ -178,26 +174,29 @@ class ServingGenerator(ABC):
             concurrency=self._capacity,
         )
 
-    def figures(self) -> Figures:
-        """Where this generator stands."""
-        pool = None if self._pool is None else self._pool.statistics()
-        counts = {} if self._requester is None else asdict(self._requester.counts)
-        if pool is not None:
-            counts |= {
-                "in_flight": pool.num_in_flight,
-                "waiting_for_engines": pool.num_waiting,
-                "oldest_request_s": pool.oldest_age_s,
-                "paused_s": pool.paused_s,
-                "is_paused": float(pool.is_paused),
-            }
-        return Figures(
+    def figures(self) -> m.Pulse:
+        """What this generator does, without rates."""
+        counts = RequestCounts() if self._requester is None else self._requester.counts
+        pulse = m.Pulse(
             num_queued=self._dispatcher.num_queued,
             num_running=self._dispatcher.num_running,
             num_waiting_for_ring=self._outbox.num_waiting,
-            num_tokens=int(counts.get("tokens", 0)),
-            others=counts | {"records": self._outbox.num_written} | self._own_figures(),
-            engines=[] if pool is None else engine_figures(pool),
-            slowest=self._dispatcher.oldest() + ([] if pool is None else slowest_requests(pool)),
+            records=self._outbox.num_written,
+            slowest=self._dispatcher.oldest(),
+            **asdict(counts),
+        )
+        if self._pool is None:
+            return pulse
+        pool = self._pool.statistics()
+        return msgspec.structs.replace(
+            pulse,
+            in_flight=pool.num_in_flight,
+            waiting_for_engines=pool.num_waiting,
+            oldest_request_s=pool.oldest_age_s,
+            is_paused=pool.is_paused,
+            paused_s=pool.paused_s,
+            engines=engine_figures(pool),
+            slowest=pulse.slowest + slowest_requests(pool),
         )
 
 

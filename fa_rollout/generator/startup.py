@@ -118,8 +118,14 @@ def _pool(config: Config, resume: Resume) -> EnginePool:
         vocab_size=vocab_size_of(model_config(config.engine.model) or model_config(config.engine.tokenizer)),
         takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
         ends_pauses=not follows(config),
-        known=msgspec.convert(resume.known_engines, list[EngineInfo]),
+        known=_known_engines(resume),
     )
+
+
+def _known_engines(resume: Resume) -> list[EngineInfo]:
+    if not resume.known_engines:
+        return []
+    return msgspec.msgpack.decode(resume.known_engines, type=list[EngineInfo])
 
 
 def _evaluation_share(config: Config) -> int:

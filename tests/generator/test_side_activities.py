@@ -11,7 +11,7 @@ import pytest
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row
 from fa_rollout.generator.base.gate import Gate
-from fa_rollout.generator.base.pulse import Figures, Heart
+from fa_rollout.generator.base.pulse import Heart
 from fa_rollout.generator.records.partials import PartialKeeper
 from tests.generator.virtual import VirtualRun
 from trainer_hook import EvaluatedPrompt
@@ -107,7 +107,7 @@ def test_figures_that_cannot_be_had_are_said_once_and_the_pulse_goes_on(
     monkeypatch.setattr("fa_rollout.generator.base.pulse.PULSE_S", 0.05)
     sent: list[m.Message] = []
 
-    def figures() -> Figures:
+    def figures() -> m.Pulse:
         raise ZeroDivisionError
 
     async def beat() -> None:

@@ -37,7 +37,7 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     scene = Scene()
-    scene.roster.generator_is_up([])
+    scene.roster.generator_is_up(b"")
     return scene
 
 
@@ -68,7 +68,7 @@ def test_the_next_generator_gets_what_the_last_one_left_open(scene: Scene) -> No
     scene.roster.generator_is_gone()
     scene.wish("d")
     assert len(scene.orders) == 2
-    scene.roster.generator_is_up([])
+    scene.roster.generator_is_up(b"")
     assert [order.url for order in scene.orders] == ["b", "c", "c", "d"]
 
 
@@ -81,8 +81,8 @@ def test_an_answer_that_comes_twice_counts_once(scene: Scene) -> None:
 
 def test_what_a_life_found_out_is_kept_for_the_next(scene: Scene) -> None:
     scene.roster.generator_is_gone()
-    scene.roster.generator_is_up([{"url": "a"}])
-    assert scene.roster.known == [{"url": "a"}]
+    scene.roster.generator_is_up(b"a")
+    assert scene.roster.known == b"a"
 
 
 def test_who_hears_that_an_engine_has_come_or_gone_finds_it_so(

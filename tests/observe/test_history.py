@@ -52,17 +52,15 @@ def test_the_same_is_told_once_with_its_count() -> None:
     assert (second.outcome, second.count) == ("dropped", 1)
 
 
-def pulse(tokens: float, in_flight: int, waiting_for_ring: int = 0) -> Pulse:
+def pulse(tokens: int, in_flight: int, waiting_for_ring: int = 0) -> Pulse:
     return Pulse(
         num_queued=0,
         num_running=1,
         num_waiting_for_ring=waiting_for_ring,
         tokens_per_s=7.0,
         loop_gap_ms=0.0,
-        figures={"tokens": tokens},
-        engines=[
-            EngineFigures(url="u", in_flight=in_flight, allowed=10, capacity=10, num_tokens=int(tokens))
-        ],
+        tokens=tokens,
+        engines=[EngineFigures(url="u", in_flight=in_flight, allowed=10, capacity=10, num_tokens=tokens)],
     )
 
 

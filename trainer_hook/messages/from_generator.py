@@ -18,8 +18,8 @@ class GeneratorReady(Message):
     """Engines tell the version of every token."""
     concurrency: int
     """Samples that the engines take at once."""
-    known_engines: list[dict[str, Any]] = []
-    """What was found out about them, for the next life."""
+    known_engines: bytes = b""
+    """What was found out about them, for the next life; the hub does not read it."""
     first_weights: str | None = None
     """Folder of the weights that the engines started with, where all of them tell the same."""
     strangers: list[str] = []
@@ -180,15 +180,35 @@ class Lingering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(Message):
-    """Once a second: the loop is alive, and its figures."""
+    """Once a second: the loop is alive, and what the generator does. Totals count this life of it."""
 
-    num_queued: int
-    num_running: int
+    num_queued: int = 0
+    num_running: int = 0
     """Groups begun and not answered, those that wait for the ring included."""
-    num_waiting_for_ring: int
-    tokens_per_s: float
-    loop_gap_ms: float
-    figures: dict[str, float] = {}
+    num_waiting_for_ring: int = 0
+    tokens_per_s: float = 0.0
+    loop_gap_ms: float = 0.0
+    in_flight: int = 0
+    """Requests at engines."""
+    waiting_for_engines: int = 0
+    """Requests that wait for a slot."""
+    oldest_request_s: float = 0.0
+    is_paused: bool = False
+    """Engines are paused for an update."""
+    paused_s: float = 0.0
+    """In total."""
+    evaluations: int = 0
+    """Running."""
+    rewards_in_progress: int = 0
+    rewards_failed: int = 0
+    records: int = 0
+    """Written to the ring."""
+    requests: int = 0
+    tokens: int = 0
+    """Sampled."""
+    aborts: int = 0
+    restarts: int = 0
+    discarded_tokens: int = 0
     engines: list[EngineFigures] = []
     slowest: list[Lingering] = []
     """The oldest groups and requests."""

@@ -1,7 +1,5 @@
 """What the hub says to the generator."""
 
-from typing import Any
-
 import msgspec
 
 from trainer_hook.messages.base import Message
@@ -32,8 +30,8 @@ class Resume(Message):
     """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
     engines: list[str] = []
     """That the life before asked; empty: those of the configuration."""
-    known_engines: list[dict[str, Any]] = []
-    """What the life before found out about them; opaque to the hub."""
+    known_engines: bytes = b""
+    """Of the `GeneratorReady` of the life before."""
     is_streamed: bool = False
     """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
     in_stream: bool = False

@@ -5,7 +5,8 @@ Invariant: a figure is read where it is kept; nothing is counted here but time.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from fa_rollout.client.base.circuit import CircuitState
 from fa_rollout.client.requests.statistics import PoolStatistics
@@ -14,20 +15,6 @@ from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse, Warn
 
 BEAT_S = 0.05
 PULSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Where the generator stands."""
-
-    num_queued: int = 0
-    num_running: int = 0
-    num_waiting_for_ring: int = 0
-    num_tokens: int = 0
-    """Sampled so far."""
-    others: dict[str, float] = field(default_factory=dict)
-    engines: list[EngineFigures] = field(default_factory=list)
-    slowest: list[Lingering] = field(default_factory=list)
 
 
 def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
@@ -62,11 +49,11 @@ class Heart:
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
-        self.figures: Callable[[], Figures] = Figures
-        """Where the figures come from; all zero until the generator is open."""
+        self.figures: Callable[[], Pulse] = Pulse
+        """Everything but the rates; all zero until the generator is open."""
         self._has_warned = False
 
-    def _figures(self, last: Figures) -> Figures:
+    def _figures(self, last: Pulse) -> Pulse:
         """The figures of now; those of the last second where they cannot be had, which is said once."""
         try:
             return self.figures()
@@ -81,7 +68,7 @@ class Heart:
         loop = asyncio.get_running_loop()
         told_s = last_s = loop.time()
         gap_s, num_tokens = 0.0, 0
-        figures = Figures()
+        figures = Pulse()
         while True:
             await asyncio.sleep(BEAT_S)
             now_s = loop.time()
@@ -90,17 +77,8 @@ class Heart:
             if now_s - told_s < PULSE_S:
                 continue
             figures = self._figures(figures)
-            tokens_per_s = (figures.num_tokens - num_tokens) / (now_s - told_s)
+            tokens_per_s = (figures.tokens - num_tokens) / (now_s - told_s)
             self._send(
-                Pulse(
-                    num_queued=figures.num_queued,
-                    num_running=figures.num_running,
-                    num_waiting_for_ring=figures.num_waiting_for_ring,
-                    tokens_per_s=tokens_per_s,
-                    loop_gap_ms=1000.0 * gap_s,
-                    figures=figures.others,
-                    engines=figures.engines,
-                    slowest=figures.slowest,
-                )
+                msgspec.structs.replace(figures, tokens_per_s=tokens_per_s, loop_gap_ms=1000.0 * gap_s)
             )
-            told_s, gap_s, num_tokens = now_s, 0.0, figures.num_tokens
+            told_s, gap_s, num_tokens = now_s, 0.0, figures.tokens

@@ -3,13 +3,14 @@
 In: pulses, once a second. Out: means over the window, sums over all lives of the generator.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
+from typing import Literal, get_args
 
 from trainer_hook.messages import Pulse
 
 WINDOW_S = 30.0
-SUMMED = ("tokens", "requests", "aborts", "restarts", "discarded_tokens")
+Total = Literal["tokens", "requests", "aborts", "restarts", "discarded_tokens"]
 
 FAILING_S = 2.0
 """An engine that has answered nothing but errors for so long counts as failing."""
@@ -20,7 +21,7 @@ class Pulses:
 
     def __init__(self) -> None:
         self._window: deque[tuple[float, Pulse]] = deque()
-        self._earlier: Counter[str] = Counter()
+        self._earlier: dict[Total, int] = {}
         """Sums of the lives that have ended."""
         self._ring_full_since_s: float | None = None
         self._out_since_s: dict[str, float] = {}
@@ -41,8 +42,7 @@ class Pulses:
     def end_life(self) -> None:
         """This life is over: the next counts from 0 again."""
         if self._window:
-            figures = self._window[-1][1].figures
-            self._earlier.update({name: int(figures.get(name, 0)) for name in SUMMED})
+            self._earlier = {name: self.total(name) for name in get_args(Total)}
         self._window.clear()
         self._out_since_s.clear()
         self._ring_full_since_s = None
@@ -59,10 +59,10 @@ class Pulses:
         """For how long an engine has been getting no requests, as far as this life of the generator knows."""
         return now_s - self._out_since_s.get(url, now_s)
 
-    def total(self, name: str) -> int:
-        """One of the summed figures, over all lives."""
-        now = self._window[-1][1].figures.get(name, 0) if self._window else 0
-        return self._earlier[name] + int(now)
+    def total(self, name: Total) -> int:
+        """Over all lives."""
+        now: int = getattr(self._window[-1][1], name) if self._window else 0
+        return self._earlier.get(name, 0) + now
 
     def load(self, capacity: int) -> float | None:
         """Share of the engines' slots in use, mean of the window; None where nobody tells.
@@ -80,7 +80,7 @@ class Pulses:
     @property
     def tokens_per_s(self) -> float:
         """Mean of the window."""
-        return self._rate(lambda pulse: pulse.figures.get("tokens", 0.0))
+        return self._rate(lambda pulse: pulse.tokens)
 
     def engine_tokens_per_s(self, url: str) -> float:
         """Of one engine, mean of the window."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.books import Counts
 
@@ -57,11 +59,5 @@ def _generator(core: Core) -> dict[str, float]:
     pulse = core.pulse
     if pulse is None:
         return {}
-    return {
-        "num_queued": pulse.num_queued,
-        "num_running": pulse.num_running,
-        "num_waiting_for_ring": pulse.num_waiting_for_ring,
-        "tokens_per_s": pulse.tokens_per_s,
-        "loop_gap_ms": pulse.loop_gap_ms,
-        **pulse.figures,
-    }
+    figures = msgspec.structs.asdict(pulse)
+    return {name: value for name, value in figures.items() if name not in ("engines", "slowest")}

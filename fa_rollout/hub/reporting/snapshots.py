@@ -30,7 +30,7 @@ from fa_rollout.observe.snapshot import (
     Totals,
     TrainerFigures,
 )
-from trainer_hook.messages import EngineFigures
+from trainer_hook.messages import EngineFigures, Pulse
 
 T = TypeVar("T")
 
@@ -181,35 +181,34 @@ def limit_of(flow: Flow) -> str:
 
 
 def _generator(core: Core, now_s: float) -> GeneratorFigures:
-    pulse, pulses = core.pulse, core.pulses
-    figures = pulse.figures if pulse else {}
+    pulse, pulses = core.pulse or Pulse(), core.pulses
     return GeneratorFigures(
         is_up=core.generator_is_up,
         num_restarts=max(0, core.table.incarnation - 1),
         pulse_age_s=pulses.age_s(now_s),
-        num_queued=pulse.num_queued if pulse else 0,
-        num_running=pulse.num_running if pulse else 0,
-        num_waiting_for_ring=pulse.num_waiting_for_ring if pulse else 0,
-        in_flight=int(figures.get("in_flight", 0)),
-        waiting_for_engines=int(figures.get("waiting_for_engines", 0)),
+        num_queued=pulse.num_queued,
+        num_running=pulse.num_running,
+        num_waiting_for_ring=pulse.num_waiting_for_ring,
+        in_flight=pulse.in_flight,
+        waiting_for_engines=pulse.waiting_for_engines,
         capacity=core.concurrency,
         load=pulses.load(core.concurrency),
-        is_paused=bool(figures.get("is_paused", 0)),
-        rewards_in_progress=int(figures.get("rewards_in_progress", 0)),
-        rewards_failed=int(figures.get("rewards_failed", 0)),
-        evaluations=int(figures.get("evaluations", 0)),
+        is_paused=pulse.is_paused,
+        rewards_in_progress=pulse.rewards_in_progress,
+        rewards_failed=pulse.rewards_failed,
+        evaluations=pulse.evaluations,
         tokens_total=pulses.total("tokens"),
         requests_total=pulses.total("requests"),
         aborts_total=pulses.total("aborts"),
         restarts_total=pulses.total("restarts"),
         discarded_tokens_total=pulses.total("discarded_tokens"),
         tokens_per_s=pulses.tokens_per_s,
-        loop_gap_ms=pulse.loop_gap_ms if pulse else 0.0,
+        loop_gap_ms=pulse.loop_gap_ms,
     )
 
 
 def _engine(core: Core, engine: EngineFigures) -> EngineState:
-    is_paused = core.pulse is not None and bool(core.pulse.figures.get("is_paused", 0))
+    is_paused = core.pulse is not None and core.pulse.is_paused
     health = "out" if engine.is_out or engine.url in core.roster.down else "paused" if is_paused else "ok"
     if health == "ok" and engine.allowed < engine.capacity:
         health = "narrowed"

@@ -7,7 +7,7 @@ begins with the engines that the last one had.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Note
@@ -33,7 +33,7 @@ class Roster:
         """What a generator asks; empty: what the configuration says."""
         self.down: list[str] = []
         """Engines that the launcher has seen die, and that do not listen again yet."""
-        self.known: list[dict[str, Any]] = []
+        self.known = b""
         """What a generator found out about engines, for the next one."""
         self._open: dict[int, _Wish] = {}
         self.num_changes = 0
@@ -69,7 +69,7 @@ class Roster:
             value = {"engines": message.engines, "concurrency": message.concurrency}
             wish.answer(Reply(request=wish.request, value=value))
 
-    def generator_is_up(self, known: list[dict[str, Any]]) -> None:
+    def generator_is_up(self, known: bytes) -> None:
         """A life begins: it gets what is open."""
         self._is_up, self.known = True, known
         for wish in self._open.values():

@@ -23,7 +23,6 @@ from fa_rollout.data.tokenizer import eos_ids_in
 from fa_rollout.filters import RejectionBound
 from fa_rollout.generator.base.hub_link import HubLink
 from fa_rollout.generator.base.life import Life
-from fa_rollout.generator.base.pulse import Figures
 from fa_rollout.generator.serving import ServingGenerator
 from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.versions import VersionBook
@@ -169,10 +168,10 @@ class SlimeGenerator(ServingGenerator):
         if self._slime.done():
             self._slime.result().sample_hooks.set_current_rollout_id(message.step)
 
-    def figures(self) -> Figures:
+    def figures(self) -> m.Pulse:
         """Where this generator stands; warns when many answers were thrown away."""
         figures = super().figures()
-        num_restarts = int(figures.others.get("restarts", 0)) + self._runner.num_restarts
+        num_restarts = figures.restarts + self._runner.num_restarts
         if num_restarts >= self._warn_at:
             self._warn_of_restarts(num_restarts, num_restarts + self._runner.num_samples)
         return figures
