@@ -97,6 +97,7 @@ class Engine:
         except AnswerTooLong as error:
             raise HttpFailure(FailureClass.INVALID, str(error), may_run=True) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError includes aiohttp's connect timeout
+            self.standing.label = None  # it may have been started anew, with any weights
             never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             raise HttpFailure(FailureClass.TRANSIENT, describe(error), may_run=not never_sent) from error
 
@@ -163,6 +164,7 @@ class Engine:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 text = f"no answer within {limit_s:g} s"
                 raise ControlUnanswered(f"{method} {self.url}{path} must be answered: {text}") from error
+            self.standing.label = None
             text = describe(error)
             raise ControlFailed(f"{method} {self.url}{path} must be answered: {text}") from error
 

@@ -146,8 +146,6 @@ class Recovery:
     def lost(self, engine: Engine, error: ControlFailed) -> None:
         """A control call did not reach an engine that others did without."""
         engine.standing.last_error = str(error)
-        if not isinstance(error, ControlRefused):
-            engine.standing.label = None  # it may have been started anew, with any label
         lane = self._lanes.get(engine.url)
         if lane is None:
             _LOG.warning("event=worker_lost endpoint=%s error=%s", engine.url, error)
