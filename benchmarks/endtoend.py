@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.host import host
 from benchmarks.launching import run_to_its_end
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
@@ -201,7 +201,7 @@ def _write_config(folder: Path, mode: Mode, url: str, num_steps: int) -> Path:
         "run": {"output_dir": str(folder)},
     }
     path = folder / "run.toml"
-    path.write_text(written(sections))
+    path.write_text(to_toml(sections))
     return path
 
 

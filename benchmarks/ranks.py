@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.host import host
 from benchmarks.launching import run_to_its_end, words
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
@@ -133,7 +133,7 @@ def _write_config(folder: Path, url: str, num_ranks: int, num_steps: int) -> Pat
         "trainer": {"num_ranks": num_ranks},
     }
     path = folder / "run.toml"
-    path.write_text(written(sections))
+    path.write_text(to_toml(sections))
     return path
 
 

@@ -36,7 +36,7 @@ import psutil
 from benchmarks.host import host
 from benchmarks.launching import failure, words
 from fa_rollout.account import events
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 from trainer_hook import EndOfData, TrainerHook
@@ -229,7 +229,7 @@ def _write_config(folder: Path, row: Row, url: str) -> Path:
     if row.generate:
         sections["rollout"]["generate"] = "user_code:generate"
     path = folder / "run.toml"
-    path.write_text(written(sections))
+    path.write_text(to_toml(sections))
     return path
 
 

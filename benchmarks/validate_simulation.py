@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.host import host
 from fa_rollout.account.events import FILE_NAME, read
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.records.history import History, histories
 from fa_rollout.simulation.model import simulate
@@ -136,7 +136,7 @@ def _write_config(setting: Setting, folder: Path, urls: list[str], num_steps: in
     (folder / "prompts.jsonl").write_text("\n".join(rows))
     path = folder / "run.toml"
     path.write_text(
-        written(
+        to_toml(
             {
                 "data": {"path": str(folder / "prompts.jsonl")},
                 "rollout": {

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.cli import main
-from fa_rollout.config import ConfigError, flags, load, to_dict
+from fa_rollout.config import ConfigError, flags, load, to_dict, to_toml
 from fa_rollout.config.keys import by_path, nearest
-from fa_rollout.config.toml import written
 from fa_rollout.verbs.run import EXAMPLE
 
 
@@ -146,7 +145,7 @@ def test_the_effective_configuration_can_be_read_back(
 
 def test_tables_are_written_as_they_are_read() -> None:
     tree = {"a": {"x y": [1, 2.5, {"b": True, "c": [""]}], "t": "1\n", "big": 1e300}, "empty": {}}
-    assert tomllib.loads(written(tree)) == tree
+    assert tomllib.loads(to_toml(tree)) == tree
 
 
 def test_help_of_keys_explains_and_selects(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ from benchmarks.host import host
 from benchmarks.interference.generation import beside_a_thread, beside_the_hub, keep_asking
 from benchmarks.interference.load import SAMPLES_PER_GROUP, STEP_S, Load, loads
 from benchmarks.interference.work import WORK_SHARE, calibrated, train
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
 
@@ -140,7 +140,7 @@ def _write_config(folder: Path, url: str, load: Load, num_steps: int) -> Path:
         "ring": {"bytes": 512 << 20},
     }
     path = folder / "run.toml"
-    path.write_text(written(tree))
+    path.write_text(to_toml(tree))
     return path
 
 

@@ -2,7 +2,7 @@
 
 from fa_rollout.config.checks import reserved_template_name
 from fa_rollout.config.errors import ConfigError
-from fa_rollout.config.reading import checked, from_dict, load, sampling_with, to_dict, to_shown_dict
+from fa_rollout.config.reading import checked, from_dict, load, sampling_with, to_dict, to_shown_dict, to_toml
 from fa_rollout.config.sections import Config, Data, Evaluation, Metrics, Reward, Run, Sampling
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "sampling_with",
     "to_dict",
     "to_shown_dict",
+    "to_toml",
 ]

@@ -1,10 +1,11 @@
-"""A configuration from TOML or nested tables, checked whole before anything starts."""
+"""A configuration from TOML or nested tables, checked whole before anything starts; and back to TOML."""
 
 import tomllib
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import tomli_w
 
 from fa_rollout.config.checks import check, check_sampling
 from fa_rollout.config.errors import ConfigError
@@ -58,6 +59,21 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_shown_dict(config: Config) -> dict[str, Any]:
     """The same without secrets, to be written down or shown."""
     return masked(to_dict(config))
+
+
+def to_toml(tree: dict[str, dict[str, Any]]) -> str:
+    """Tables as TOML text. TOML has no null: a key that is None becomes a comment below its section."""
+    return "\n".join(
+        tomli_w.dumps({section: _without_none(table)})
+        + "".join(f"# {key} is not set\n" for key, value in table.items() if value is None)
+        for section, table in tree.items()
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(part) for name, part in value.items() if part is not None}
+    return [_without_none(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def load(path: str | Path | None, changes: dict[str, dict[str, Any]] | None = None) -> Config:

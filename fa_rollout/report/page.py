@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Sequence
 from importlib.resources import files
 
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.observe.bound import Level
 from fa_rollout.observe.snapshot import EngineState
 from fa_rollout.process.masking import masked
@@ -186,5 +186,5 @@ def _configuration(history: History) -> str:
     if not history.config:
         return ""
     tables = {name: keys for name, keys in history.config.items() if isinstance(keys, dict)}
-    text = written(masked(tables))
+    text = to_toml(masked(tables))
     return f'<details class="box"><summary>as the hub had it</summary><pre>{escape(text)}</pre></details>'

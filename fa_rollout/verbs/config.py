@@ -3,8 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from fa_rollout.config import to_shown_dict
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_shown_dict, to_toml
 from fa_rollout.verbs.configured import add_arguments, configuration
 
 
@@ -26,5 +25,5 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 
 def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Print, and return the exit code."""
-    print(written(to_shown_dict(configuration(options))), end="")
+    print(to_toml(to_shown_dict(configuration(options))), end="")
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.hub.rig import words
@@ -43,7 +43,7 @@ class Run(Launch):
             "ring": {"bytes": "1MiB"},
             "run": {"output_dir": str(folder)},
         } | sections
-        (folder / "run.toml").write_text(written(tree))
+        (folder / "run.toml").write_text(to_toml(tree))
         super().__init__(folder, sys.executable, "-m", "tests.end_to_end.plain_trainer", str(folder))
 
     @property

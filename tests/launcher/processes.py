@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.hub.rig import merged, words
 from tests.kit.scripted.handle import ScriptedEngine
@@ -37,7 +37,7 @@ def write_run(folder: Path, **changes: dict[str, Any]) -> None:
         "ring": {"bytes": "1MiB"},
         "run": {"grace_s": 3},
     }
-    (folder / "run.toml").write_text(written(merged(tree, changes)))
+    (folder / "run.toml").write_text(to_toml(merged(tree, changes)))
 
 
 @contextmanager
