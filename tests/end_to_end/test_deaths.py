@@ -1,7 +1,7 @@
 """kill -9 of each process of a running demo: it goes on, or all of it ends with a clear message.
 
 Real engine, generator, hub and two-rank trainer; whatever was seen below the launcher must be gone
-at the end, and the run's folder with it.
+at the end, and the run's folder with it. Of the hub and of what starts the ranks: `tests/launcher`.
 """
 
 import json
@@ -85,17 +85,6 @@ def test_rank(demo: Demo) -> None:
     demo.under_way().ranks()[1].kill()
     assert demo.end(timeout_s=15) == 137
     assert demo.stderr.count("fa-rollout-proc: the trainer exited with code 137") == 1
-
-
-def test_starter_of_the_ranks(demo: Demo) -> None:
-    demo.under_way().child("fa_rollout.ranks").kill()
-    assert demo.end(timeout_s=15) == 137
-
-
-def test_hub(demo: Demo) -> None:
-    demo.under_way().child("fa_rollout.hub").kill()
-    assert demo.end(timeout_s=15) == 70
-    assert demo.stderr.count("fa-rollout-proc: the hub died") == 1
 
 
 def test_launcher(demo: Demo) -> None:

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ import psutil
 
 from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
+from tests.client.client_kit import as_started
 from tests.hub.rig import merged, words
-from tests.kit.scripted.handle import ScriptedEngine
+from tests.kit.scripted import ScriptedEngine
 
 DEADLINE_S = 30.0
 
 
 def write_run(folder: Path, **changes: dict[str, Any]) -> None:
-    """A run on the engine of `serving`, or on one that does not exist: then it starts for as long as a test
+    """A run on the engine of `serve`, or on one that does not exist: then it starts for as long as a test
     likes, and its trainer is never started."""
     engine = folder / "engine"
     (folder / "data.jsonl").write_text('{"prompt": "1=", "label": "1"}\n')
@@ -35,17 +35,15 @@ def write_run(folder: Path, **changes: dict[str, Any]) -> None:
             "tokenizer": str(model),
         },
         "ring": {"bytes": "1MiB"},
-        "run": {"grace_s": 3},
+        "run": {"grace_s": 3, "spare_generator": False},
     }
     (folder / "run.toml").write_text(to_toml(merged(tree, changes)))
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[None]:
-    """An engine for the runs that are written to this folder."""
-    with ScriptedEngine.start() as engine:
-        (folder / "engine").write_text(engine.url)
-        yield
+def serve(folder: Path, engine: ScriptedEngine) -> None:
+    """The engine of the runs that are written to this folder."""
+    as_started(engine)
+    (folder / "engine").write_text(engine.url)
 
 
 class Launch:

@@ -15,26 +15,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.processes import Launch, serving, write_run
+from tests.kit.scripted import ScriptedEngine
+from tests.launcher.processes import Launch, serve, write_run
 
 # Tells that it runs, then waits; `hold` ignores SIGTERM.
 PATIENT = "touch $OUT/up; exec sleep 60"
 STUBBORN = "trap '' TERM; touch $OUT/up; while :; do sleep 0.1; done"
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine.start() as engine:
+        yield engine
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
+def start(tmp_path: Path, engine: ScriptedEngine) -> Iterator[Callable[..., Launch]]:
     launches: list[Launch] = []
 
     def start(*command: str) -> Launch:
         launches.append(Launch(tmp_path, *command))
         return launches[-1]
 
-    with serving(tmp_path):
-        write_run(tmp_path)
-        yield start
-        for launch in launches:
-            launch.destroy()
+    serve(tmp_path, engine)
+    write_run(tmp_path)
+    yield start
+    for launch in launches:
+        launch.destroy()
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
@@ -164,17 +171,15 @@ def test_standalone_tells_what_a_trainer_needs_and_waits(start: Callable[..., La
     assert launch.end(timeout_s=10) == 130
 
 
-def test_a_run_outlives_a_full_disk_under_its_output(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        write_run(tmp_path, trainer={"progress_s": 0.2})
-        script = (
-            "import sys; [print(i, flush=True, file=f) for i in range(9) for f in (sys.stdout, sys.stderr)]"
-        )
-        launch = Launch(tmp_path, sys.executable, "-c", f"{script}; sys.exit(7)", output=Path("/dev/full"))
-        try:
-            assert launch.process.wait(timeout=60) == 7
-        finally:
-            launch.destroy()
+def test_a_run_outlives_a_full_disk_under_its_output(tmp_path: Path, engine: ScriptedEngine) -> None:
+    serve(tmp_path, engine)
+    write_run(tmp_path, trainer={"progress_s": 0.2})
+    script = "import sys; [print(i, flush=True, file=f) for i in range(9) for f in (sys.stdout, sys.stderr)]"
+    launch = Launch(tmp_path, sys.executable, "-c", f"{script}; sys.exit(7)", output=Path("/dev/full"))
+    try:
+        assert launch.process.wait(timeout=60) == 7
+    finally:
+        launch.destroy()
 
 
 def test_what_a_trainer_writes_arrives_whole_and_before_the_last_word(start: Callable[..., Launch]) -> None:

@@ -9,25 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.processes import Launch, serving, write_run
+from tests.kit.scripted import ScriptedEngine
+from tests.launcher.processes import Launch, serve, write_run
 from tests.observe.test_exporter import free_port, scrape
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
+def launch(tmp_path: Path, engine: ScriptedEngine) -> Iterator[Launch]:
     """A run that nobody trains."""
     (tmp_path / "out").mkdir()
     port = free_port()
     (tmp_path / "port").write_text(str(port))
-    with serving(tmp_path):
-        write_run(
-            tmp_path,
-            metrics={"interval_s": 0.2, "prometheus_port": port},
-            run={"output_dir": str(tmp_path / "out")},
-        )
-        launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up; exec sleep 60").up()
-        yield launch
-        launch.destroy()
+    serve(tmp_path, engine)
+    write_run(
+        tmp_path,
+        metrics={"interval_s": 0.2, "prometheus_port": port},
+        run={"output_dir": str(tmp_path / "out")},
+    )
+    launch = Launch(tmp_path, "sh", "-c", "touch $OUT/up; exec sleep 60").up()
+    yield launch
+    launch.destroy()
 
 
 def top(*words: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ import os
 import select
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +28,8 @@ class ScriptedEngine:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        import urllib.request  # not in the engine's process, which imports this file too
+
         self.process = process
         self.url = url
         # Proxy variables of the environment must not catch loopback traffic.
@@ -96,7 +97,9 @@ class ScriptedEngine:
         self.stop()
 
     def _call(self, name: str, body: bytes | None = None) -> bytes:
-        request = urllib.request.Request(
+        from urllib.request import Request
+
+        request = Request(
             self.url + ADMIN_PREFIX + name, data=body, headers={"Content-Type": "application/json"}
         )
         with self._opener.open(request, timeout=30) as response:
