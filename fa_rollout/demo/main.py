@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -17,11 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fa_rollout.config import ConfigError, load
+from fa_rollout.demo import sglang
 from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import Plan, prepare
 from fa_rollout.demo.view import COLUMNS, View, cells
-from fa_rollout.engines.service import HOST, free_port
-from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
 from fa_rollout.launcher.launch import Ended, Seat, launch
 from fa_rollout.preflight import is_fit
@@ -36,7 +34,7 @@ _FIGURES_WIDTH = 66
 def demo(options: argparse.Namespace) -> int:
     """Run the demo; the exit code is the run's."""
     console = Console(stderr=False)
-    url = _url(options.engine)
+    url, is_sglang = _url(options.engine), options.engine == "sglang"
     folder = Path(options.output or f"out/demo-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     plan = prepare(
         folder,
@@ -45,17 +43,17 @@ def demo(options: argparse.Namespace) -> int:
         num_steps=options.steps,
         staleness=options.staleness,
         url=url,
+        launch=sglang.launch_section() if is_sglang else "",
     )
     _calm_environment(plan)
     config = load(plan.config)
     if not is_fit(config, plan.command):
         return EXIT_REFUSED
     console.print(f"[bold]{plan.title}[/bold]; everything is in {plan.folder}", soft_wrap=True)
+    if is_sglang:
+        console.print("SGLang starts, which takes about half a minute", soft_wrap=True)
     try:
-        with (
-            _sglang(plan, url, console) if options.engine == "sglang" else nullcontext(),
-            View(plan.figures, plan.num_steps, console) as view,
-        ):
+        with View(plan.figures, plan.num_steps, console) as view:
             # The view shows the progress already.
             seat = Seat(say=view.say, progress=lambda text: None, tick=view.tick, logs=plan.logs)
             ended = launch(config, plan.command, seat=seat)
@@ -66,24 +64,14 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _url(engine: str) -> str | None:
-    """Of an engine that runs, or will run; None: the launcher starts the embedded one."""
-    if engine == "embedded":
+    """Of an engine that runs; None: the launcher starts one."""
+    if engine in ("embedded", "sglang"):
         return None
-    if engine == "sglang":
-        return f"http://{HOST}:{free_port()}"
     kind, _, url = engine.partition(":")
     if kind != "sglang" or not url.startswith("http"):
         raise ConfigError("--engine must be embedded, sglang, or sglang:URL of a running one, such as "
                           f"sglang:http://127.0.0.1:30000, found {engine!r}")  # fmt: skip
     return url
-
-
-def _sglang(plan: Plan, url: str | None, console: Console) -> SGLangServer:
-    """A real SGLang for the length of the run."""
-    assert url is not None, "an address was chosen when the run was planned"
-    console.print("SGLang starts, which takes about half a minute", soft_wrap=True)
-    port = int(url.rpartition(":")[2])
-    return SGLangServer.start(plan.model, port=port, log=plan.logs / "sglang.log")
 
 
 def _calm_environment(plan: Plan) -> None:

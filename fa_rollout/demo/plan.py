@@ -41,7 +41,7 @@ in_loop = true
 [engine]
 {engine}
 tokenizer = {model}
-
+{launch}
 [ring]
 bytes = "4MiB"
 
@@ -143,9 +143,20 @@ class Plan:
 
 
 def prepare(
-    folder: Path, *, model: str, seed: int, num_steps: int | None, staleness: int | None, url: str | None
+    folder: Path,
+    *,
+    model: str,
+    seed: int,
+    num_steps: int | None,
+    staleness: int | None,
+    url: str | None,
+    launch: str = "",
 ) -> Plan:
-    """Write everything a run needs into `folder`, which may exist; figures of an older run go."""
+    """Write everything a run needs into `folder`, which may exist; figures of an older run go.
+
+    `url`: of an engine that runs; None: the run starts one. `launch`: the configuration's section that says
+    which, as TOML; empty: the embedded one.
+    """
     chosen = TASKS[model]
     make_private(folder)
     for name in ("logs", "tmp"):
@@ -161,7 +172,9 @@ def prepare(
         command=_command(folder, model_folder, chosen, seed),
     )
     plan.figures.unlink(missing_ok=True)
-    plan.config.write_text(_config(plan, chosen, model_folder, seed=seed, staleness=staleness, url=url))
+    engine = f"model = {_quoted(model_folder)}" if url is None else f"urls = [{_quoted(url)}]"
+    text = _config(plan, chosen, seed=seed, staleness=staleness, engine=engine, launch=launch)
+    plan.config.write_text(text)
     return plan
 
 
@@ -177,9 +190,7 @@ def _command(folder: Path, model: Path, chosen: Task, seed: int) -> list[str]:
     ]
 
 
-def _config(
-    plan: Plan, chosen: Task, model: Path, *, seed: int, staleness: int | None, url: str | None
-) -> str:
+def _config(plan: Plan, chosen: Task, *, seed: int, staleness: int | None, engine: str, launch: str) -> str:
     limit = chosen.max_tokens_per_micro_batch
     return _CONFIG.format(
         folder=plan.folder,
@@ -192,8 +203,9 @@ def _config(
         staleness=chosen.staleness if staleness is None else staleness,
         max_new_tokens=chosen.max_new_tokens,
         reward=chosen.reward,
-        engine=f"model = {_quoted(model)}" if url is None else f"urls = [{_quoted(url)}]",
-        model=_quoted(model),
+        engine=engine,
+        launch=launch,
+        model=_quoted(plan.model),
         num_ranks=NUM_RANKS,
         micro_batch="" if limit is None else f"max_tokens_per_micro_batch = {limit}",
         output=_quoted(plan.folder),

@@ -1,1 +1,1 @@
-"""Engines that sample: the embedded one, and a real SGLang server on the CPU."""
+"""The embedded engine, and what runs servers that somebody else wrote."""

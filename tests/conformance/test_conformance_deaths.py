@@ -7,9 +7,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from tests.conformance.conformance_kit import LONG, Http, Target, request
 from tests.engines.reference import VOCAB_SIZE
+from tests.kit.sglang_cpu.launch import SGLangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from fa_rollout.client import Completion, EnginePool
-from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.launcher.engines.program import router_policy
 from tests.client.client_kit import ask, ask_many, assert_true, quick, sent
 from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
+from tests.kit.sglang_cpu.launch import SGLangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

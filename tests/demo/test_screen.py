@@ -1,12 +1,14 @@
 """What the demo shows and says: figures as they come, curves, the books."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fa_rollout.config import load
+from fa_rollout.demo import sglang
 from fa_rollout.demo.curve import draw, smooth, sparkline
 from fa_rollout.demo.figures import FiguresLog, FiguresReader, StepFigures
 from fa_rollout.demo.main import statement
@@ -111,3 +113,20 @@ def test_a_running_engine_is_used_by_its_address(tmp_path: Path) -> None:
     config = load(plan.config)
     assert config.engine.urls == ["http://127.0.0.1:3"]
     assert config.rollout.num_steps == TASKS["tiny"].num_steps
+
+
+def test_a_real_sglang_is_started_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv(sglang.VENV_VARIABLE, str(tmp_path))
+    launch = sglang.launch_section()
+    plan = prepare(
+        tmp_path / "demo", model="tiny", seed=0, num_steps=None, staleness=None, url=None, launch=launch
+    )
+    config = load(plan.config)
+    assert config.launch.server == "sglang"
+    assert str(config.launch.python) == str(python)
+    assert config.launch.arguments == [*sglang.CPU_SETTINGS]
+    assert config.launch.environment["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert str(config.engine.model) == str(plan.model)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.config import to_toml
-from fa_rollout.engines.sglang_cpu.commands import CPU_SETTINGS, cpu_environment, interpreter
+from fa_rollout.demo.sglang import CPU_SETTINGS, cpu_environment, interpreter
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.hub.rig import words
 from tests.kit.scripted import Lengths, Script, ScriptedEngine

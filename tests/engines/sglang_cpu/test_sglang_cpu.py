@@ -11,11 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from fa_rollout.demo.sglang import VENV_VARIABLE, SGLangError
 from fa_rollout.engines.service import free_port
-from fa_rollout.engines.sglang_cpu import commands
-from fa_rollout.engines.sglang_cpu.commands import SGLangError
-from fa_rollout.engines.sglang_cpu.launch import SGLangServer
 from fa_rollout.engines.tiny_model import write_tiny_model
+from tests.kit.sglang_cpu.launch import SGLangServer
 
 # A service with a child, as SGLang has some; it ignores SIGTERM, as SGLang does in effect.
 SERVICE = """
@@ -122,7 +121,7 @@ def test_what_a_killed_supervisor_left_is_gone_after_the_next_start() -> None:
 def test_what_is_not_installed_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(commands.VENV_VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(VENV_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(SGLangError, match="run scripts/sglang_cpu install"):
         SGLangServer.start(tmp_path, log=tmp_path / "log")
 

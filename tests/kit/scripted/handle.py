@@ -14,7 +14,6 @@ import msgspec
 from tests.kit.scripted.script import ADMIN_PREFIX, Recorded, Script
 
 _ROOT = Path(__file__).parents[3]
-"""The folder of `tests`, which is not installed."""
 _START_S = 30.0
 _STOP_S = 5.0
 
@@ -45,8 +44,9 @@ class ScriptedEngine:
         script = msgspec.structs.replace(script or Script(), **settings)
         command = [sys.executable, "-m", "tests.kit.scripted"]
         command += ["--config", msgspec.json.encode(script).decode(), "--parent-pid", str(os.getpid())]
+        # `tests` is not installed, and the caller may be in any folder.
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = os.environ | {"PYTHONPATH": path}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment)
         engine = cls(process, "")
         assert process.stdout is not None, "stdout is a pipe"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from fa_rollout.demo.sglang import SGLangError
 from fa_rollout.engines.service import ServiceError, free_port
-from fa_rollout.engines.sglang_cpu import commands
-from fa_rollout.engines.sglang_cpu.commands import SGLangError
-from fa_rollout.engines.sglang_cpu.launch import START_TIMEOUT_S, last_lines
 from fa_rollout.engines.supervisor import Supervisor
+from tests.kit.sglang_cpu import commands
+from tests.kit.sglang_cpu.launch import START_TIMEOUT_S, last_lines
 
 _STOP_S = 20.0
 
@@ -78,7 +78,7 @@ def start(arguments: argparse.Namespace, options: list[str]) -> int:
         *(["--router"] if arguments.router else []),
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fa_rollout.engines.sglang_cpu", *words, "--", *options],
+        [sys.executable, "-m", "tests.kit.sglang_cpu", *words, "--", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log.open("ab"),

@@ -1,14 +1,13 @@
-"""What is run: the interpreter of the virtual environment, the arguments of server and router.
+"""A real SGLang on a machine without a GPU, from a virtual environment of its own.
 
-In: a model folder or the workers' addresses, a port, further arguments. Out: a `Service`. Settings are those
-under which SGLang 0.5.15 runs on a plain CPU: torch's own attention, float32, no CUDA graphs.
+The settings are those under which SGLang 0.5.15 runs on a plain CPU: torch's own attention, float32, no CUDA graphs.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from fa_rollout.engines.service import HOST, Service, ServiceError, free_port
+from fa_rollout.config.toml import written
+from fa_rollout.engines.service import ServiceError
 
 VENV_VARIABLE = "FA_ROLLOUT_SGLANG_VENV"
 # The warm-up is an English sentence, which a small tokenizer need not know; health checks do the same.
@@ -44,18 +43,6 @@ def interpreter() -> str:
     return str(python)
 
 
-def server(model: Path, *, port: int, threads: int, options: Sequence[str] = ()) -> Service:
-    """A server of one model; `options` overrule what is said here."""
-    place = ["--model-path", str(model.absolute()), "--host", HOST, "--port", str(port)]
-    return Service(
-        name="SGLang",
-        command=[interpreter(), "-m", "sglang.launch_server", *place, *CPU_SETTINGS, *options],
-        url=f"http://{HOST}:{port}",
-        health_path="/health",
-        environment=cpu_environment(threads),
-    )
-
-
 def cpu_environment(threads: int) -> dict[str, str]:
     """Variables of a server without a GPU that may use so many threads."""
     return {
@@ -66,13 +53,16 @@ def cpu_environment(threads: int) -> dict[str, str]:
     }
 
 
-def router(worker_urls: Sequence[str], *, port: int, options: Sequence[str] = ()) -> Service:
-    """A round-robin router over workers that run."""
-    settings = ["--policy", "round_robin", "--prometheus-port", str(free_port())]
-    place = ["--host", HOST, "--port", str(port), "--worker-urls", *worker_urls]
-    return Service(
-        name="SGLang's router",
-        command=[interpreter(), "-m", "sglang_router.launch_router", *place, *settings, *options],
-        url=f"http://{HOST}:{port}",
-        health_path="/readiness",
-    )
+def launch_section() -> str:
+    """`[launch]` of a run that starts one, as TOML.
+
+    Raises:
+        SGLangError: it is not installed.
+    """
+    launch = {
+        "server": "sglang",
+        "python": interpreter(),
+        "arguments": [*CPU_SETTINGS],
+        "environment": cpu_environment(threads=1),
+    }
+    return "\n" + written({"launch": launch})

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from fa_rollout.engines.sglang_cpu.commands import SGLangError, interpreter
+from fa_rollout.demo.sglang import SGLangError, interpreter
 
 START_TIMEOUT_S = 300.0
 _NUM_LAST_LINES = 20
@@ -73,7 +73,7 @@ class SGLangServer:
     def _start(cls, words: Sequence[str], options: Sequence[str], log: Path, timeout_s: float) -> Self:
         interpreter()
         ready_read, ready_write = os.pipe()
-        command = [sys.executable, "-m", "fa_rollout.engines.sglang_cpu", *words, "--log", str(log)]
+        command = [sys.executable, "-m", "tests.kit.sglang_cpu", *words, "--log", str(log)]
         command += ["--timeout", str(timeout_s), "--ready-fd", str(ready_write)]
         command += ["--parent-pid", str(os.getpid()), "--", *options]
         with log.open("ab") as output:
