@@ -1,6 +1,6 @@
 """A real SGLang on a machine without a GPU, from a virtual environment of its own.
 
-The settings are those under which SGLang 0.5.15 runs on a plain CPU: torch's own attention, float32, no CUDA graphs.
+SGLang 0.5.15 runs on a plain CPU under these settings: torch's own attention, float32, no CUDA graphs.
 """
 
 import os

@@ -34,10 +34,15 @@ parent = int(sys.argv[2]) if len(sys.argv) > 2 else None
 with Supervisor([service], log=open(os.devnull, "wb"), parent_pid=parent) as supervisor:
     sys.exit(supervisor.run(None, 60.0))
 """
+PARENT = """
+import os, subprocess, sys
+words = [sys.executable, "-c", *sys.argv[1:], str(os.getpid())]
+subprocess.Popen(words, start_new_session=True).wait()
+"""
 
 
-def start_supervisor(*parent: str) -> "subprocess.Popen[bytes]":
-    words = [sys.executable, "-c", SUPERVISOR, SERVICE, *parent]
+def start_supervisor() -> "subprocess.Popen[bytes]":
+    words = [sys.executable, "-c", SUPERVISOR, SERVICE]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"{")
@@ -75,13 +80,13 @@ def test_the_end_of_a_service_ends_the_supervisor_with_an_error() -> None:
 
 
 def test_the_supervisor_ends_with_its_parent() -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent,
-        start_supervisor(str(parent.pid)) as process,
-    ):
-        processes = below(process.pid)
+    words = [sys.executable, "-c", PARENT, SUPERVISOR, SERVICE]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().startswith(b"{")
+        processes = below(parent.pid)
+        assert len(processes) == 3
         parent.kill()
-        assert process.wait(20) == 0
         assert all_gone(processes)
 
 
