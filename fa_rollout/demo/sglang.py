@@ -6,7 +6,7 @@ SGLang 0.5.15 runs on a plain CPU under these settings: torch's own attention, f
 import os
 from pathlib import Path
 
-from fa_rollout.config.toml import written
+from fa_rollout.config import to_toml
 from fa_rollout.engines.service import ServiceError
 
 VENV_VARIABLE = "FA_ROLLOUT_SGLANG_VENV"
@@ -65,4 +65,4 @@ def launch_section() -> str:
         "arguments": [*CPU_SETTINGS],
         "environment": cpu_environment(threads=1),
     }
-    return "\n" + written({"launch": launch})
+    return "\n" + to_toml({"launch": launch})
