@@ -38,7 +38,7 @@ def test_help_documents_every_exit_code_and_shows_a_configuration(capsys: pytest
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     text = capsys.readouterr().out
-    assert "torchrun" in text
+    assert "fa_rollout.ranks" in text
     assert "[rollout]" in text
 
 

@@ -19,7 +19,7 @@ from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRef
 from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
-from fa_rollout.client.engine import control
+from fa_rollout.client.engine import control, readback
 from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.engine.probe import EngineInfo
 from fa_rollout.client.engine.standing import Status
@@ -37,7 +37,7 @@ from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_st
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.request import TokenIds, WireIds, check_ids
-from trainer_hook.messages import Probe
+from trainer_hook.messages import Probe, Scored
 
 _LOG = logging.getLogger(__name__)
 
@@ -399,6 +399,20 @@ class EnginePool:
                 self._recovery.lost(engine, ControlFailed(str(error)))
             raise
         self._recovery.has_weights(stranded)
+
+    async def check_score(self, scored: Scored | None) -> None:
+        """Compare the trainer's log-probabilities with those of engines that cannot report their weights.
+
+        Such engines run when this returns.
+
+        Raises:
+            ControlRefused: an engine holds other weights.
+        """
+        engines = self._fleet.unread()
+        if engines and scored is not None:
+            with suppress(ControlFailed):  # one that stays paused is lost, and not asked
+                await self.continue_()
+        await asyncio.gather(*(readback.check_score(engine, scored) for engine in engines))
 
     async def set_version_label(self, label: str) -> None:
         """Engines tell this version label from now on; no request is ended.

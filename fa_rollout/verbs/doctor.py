@@ -22,7 +22,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
             "an answer, encodes the prompts and shows the first ones as they will be sent, imports the\n"
             "reward, filter and generate functions, and scores a group. Exits with 2 if there are errors."
         ),
-        epilog="example:\n  fa-rollout-proc doctor run.toml -- torchrun --nproc-per-node 8 train.py",
+        epilog="example:\n  fa-rollout-proc doctor run.toml -- python -m fa_rollout.ranks 8 train.py",
     )
     add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of the table")

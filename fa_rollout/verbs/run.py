@@ -40,7 +40,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         ),
         epilog=(
             "examples:\n"
-            "  fa-rollout-proc run run.toml -- torchrun --nproc-per-node 8 train.py\n"
+            "  fa-rollout-proc run run.toml -- python -m fa_rollout.ranks 8 train.py\n"
             "  fa-rollout-proc run run.toml --rollout.staleness 2 --ring.bytes 8GiB -- python train.py\n"
             "  fa-rollout-proc run run.toml\n"
             "  fa-rollout-proc doctor run.toml      # check everything first\n"

@@ -7,10 +7,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from fa_rollout.client.base.patience import Patience
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import network
 from fa_rollout.rewards import remote
 from fa_rollout.sample import Sample
+from fa_rollout.user_code.deadline import Deadline
 
 
 async def told(request: web.Request) -> web.Response:
@@ -57,9 +59,9 @@ def test_a_reward_server_is_told_its_key(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def ask() -> object:
         async with server() as judge:
-            reward = remote.RemoteReward(str(judge.make_url("/")))
+            reward = remote.RemoteReward(str(judge.make_url("/")), Patience(5.0))
             try:
-                return await reward(sample)
+                return await reward.ask(sample, Deadline(5.0, "an answer must come in time"))
             finally:
                 await reward.aclose()
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from fa_rollout.client import EnginePool
 from fa_rollout.client.base.errors import ControlRefused
 from tests.kit.scripted import Lengths, Rule, ScriptedEngine
-from trainer_hook.messages import Probe
+from trainer_hook.messages import Probe, Scored
 from trainer_hook.model.index import ModelIndex
 from trainer_hook.model.probes import Probes
 
@@ -165,3 +165,81 @@ def test_probes_prefer_what_differs_and_leave_fused_and_large_weights_alone(tmp_
     ]
     assert [bool(probe.before) for probe in probes.chosen] == [True, True, False]
     assert [probe.num_rows for probe in probes.chosen] == [1, 1, 4]
+
+
+IDS = [5, 12, 19, 26]
+NOT_READ = Rule(path=READ, status=400, body='{"error":{"message":"Get parameter by name failed"}}')
+
+
+def scores(*logprobs: float | None) -> Rule:
+    """What the engine says of the text."""
+    items = [[value, token, None] for value, token in zip((None, *logprobs), IDS, strict=False)]
+    return Rule(prompt_start=IDS, meta={"input_token_logprobs": items})
+
+
+def check_scores(
+    engine: ScriptedEngine, tmp_path: Path, *rules: Rule, is_float32: bool = True, scored: bool = True
+) -> None:
+    """Load weights that cannot be read back, and compare what is expected of them with what `rules` say."""
+    old = folder_of(tmp_path / "old", OLD)
+    expected = Scored(input_ids=IDS, logprobs=[-1.0, -2.0, -3.0], is_float32=is_float32) if scored else None
+
+    async def work(pool: EnginePool) -> None:
+        engine.configure(rules=list(rules))
+        for number in (1, 2):
+            await pool.pause("retract")
+            await pool.update_weights_from_disk(str(old), f"0:{number}", probes=probes_of(NEW, old))
+            await pool.check_score(expected)
+            await pool.continue_()
+
+    run_with(engine, work)
+
+
+def test_an_engine_that_cannot_be_read_back_must_score_as_the_trainer(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(ControlRefused, match=r"differ from the trainer's by 0\.4 on average"):
+        check_scores(engine, tmp_path, NOT_READ, scores(-1.3, -1.7, -3.6))
+
+
+@pytest.mark.parametrize(("dtype", "fails"), [("float32", True), ("bfloat16", False)])
+def test_engines_that_round_may_differ_a_little(
+    engine: ScriptedEngine, tmp_path: Path, dtype: str, fails: bool
+) -> None:
+    rules = NOT_READ, scores(-1.1, -2.1, -3.1), Rule(path="/server_info", body=f'{{"dtype":"{dtype}"}}')
+    if fails:
+        with pytest.raises(ControlRefused, match=r"limit 0\.02"):
+            check_scores(engine, tmp_path, *rules)
+    else:
+        check_scores(engine, tmp_path, *rules)
+
+
+@pytest.mark.parametrize(
+    "rule", [Rule(prompt_start=IDS, status=400, body="{}"), scores(-1.0), scores(-1.0, None, -3.0)]
+)
+def test_an_engine_that_cannot_be_scored_is_named_once(
+    engine: ScriptedEngine, tmp_path: Path, rule: Rule, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_scores(engine, tmp_path, NOT_READ, rule)
+    assert sum("weights_unchecked" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_nothing_to_compare_with_is_said_once(
+    engine: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_scores(engine, tmp_path, NOT_READ, scored=False)
+    assert sum("weights_unchecked" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_an_engine_that_was_read_back_is_not_scored(engine: ScriptedEngine, tmp_path: Path) -> None:
+    rule = Rule(path=READ, body=json.dumps(NEW["norm.weight"].tolist()))
+    old = folder_of(tmp_path / "old", OLD)
+
+    async def work(pool: EnginePool) -> None:
+        engine.configure(rules=[rule])
+        await load(pool, old, "0:1", probes_of(NEW, old)[:1])
+        engine.clear()
+        await pool.check_score(Scored(input_ids=IDS, logprobs=[-1.0, -2.0, -3.0], is_float32=True))
+
+    run_with(engine, work)
+    assert sent(engine, "/generate") == []

@@ -14,6 +14,7 @@ from tests.conformance.test_conformance_pieces import buckets_of, short
 from trainer_hook.messages import Probe
 from trainer_hook.model.index import ModelIndex
 from trainer_hook.model.probes import Probes
+from trainer_hook.model.score import score
 
 
 def probes_of(model: Any, target: Target) -> list[Probe]:
@@ -70,5 +71,18 @@ def test_an_engine_that_skipped_what_it_was_given_is_an_error(target: Target, ot
         text = re.escape(probes[0].name) + ".*the weights that it started with"
         with pytest.raises(ControlRefused, match=text):
             await load(pool, target.model, probes)
+
+    target.with_pool(work)
+
+
+def test_a_text_tells_an_engines_weights_from_others(target: Target, model: Any, other: Any) -> None:
+    unreadable = [Probe(name="no.such.weight", num_rows=1, values={"float32": [1.0]})]
+
+    async def work(pool: EnginePool) -> None:
+        await pool.pause("retract")
+        await pool.update_weights_from_disk(str(target.other), "0:1", probes=unreadable)
+        await pool.check_score(score(other))
+        with pytest.raises(ControlRefused, match="differ from the trainer's"):
+            await pool.check_score(score(model))
 
     target.with_pool(work)

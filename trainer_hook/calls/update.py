@@ -197,6 +197,7 @@ class Updating:
             changed=None if pushed.changed is None else str(pushed.changed),
             is_streamed=pushed.is_streamed,
             probes=list(pushed.probes),
+            scored=pushed.scored,
             version=update.version if self.sharing is not None else None,
         )
         assert isinstance(done, m.UpdateDone)

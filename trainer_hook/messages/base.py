@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every incompatible change of a message or of the record schema."""
 
 

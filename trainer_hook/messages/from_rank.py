@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from trainer_hook.messages.base import Message
-from trainer_hook.messages.streaming import Probe, Stage
+from trainer_hook.messages.streaming import Probe, Scored, Stage
 
 
 class Next(Message):
@@ -52,6 +52,8 @@ class UpdatePublish(Message):
     """The engines took the weights by `UpdateStage`s, so that no file holds them."""
     probes: list[Probe] = []
     """Some numbers of the files in `path`."""
+    scored: Scored | None = None
+    """What engines are asked that cannot report such numbers."""
     version: int | None = None
     """Where another node's run has given the engines their weights: the version that it did."""
 

@@ -88,6 +88,16 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What engines start with, where that is known and differs."""
 
 
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """A short text and how likely the trainer's model finds it; an engine that holds its weights agrees."""
+
+    input_ids: list[int]
+    logprobs: list[float]
+    """Of every token but the first."""
+    is_float32: bool
+    """The trainer's weights are; else both ends round."""
+
+
 class SealStream(_Stage):
     """Everything was sent: engines tell the label of the new version. No value."""
 

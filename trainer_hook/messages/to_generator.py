@@ -4,7 +4,7 @@ import msgspec
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_rank import EvaluationOrder, KeptEntry
-from trainer_hook.messages.streaming import Probe, Stage
+from trainer_hook.messages.streaming import Probe, Scored, Stage
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +124,8 @@ class PublishWeights(Message):
     """The engines took them by `EngineStage`s."""
     probes: list[Probe] = []
     """Of the files, for engines to be asked for."""
+    scored: Scored | None = None
+    """For engines that cannot report these, and for those that a stream went to."""
 
 
 class EngineStage(Message):

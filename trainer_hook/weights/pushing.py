@@ -26,6 +26,7 @@ from trainer_hook.model.fit import check_kinds, fitting
 from trainer_hook.model.index import ModelIndex, NoIndex
 from trainer_hook.model.pieces import Piece
 from trainer_hook.model.probes import Probes
+from trainer_hook.model.score import score
 from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.session import Session
 from trainer_hook.weights.gathering import Gathering
@@ -48,6 +49,7 @@ class Pushed:
     changed: Path | None = None
     is_streamed: bool = False
     probes: Sequence[m.Probe] = ()
+    scored: m.Scored | None = None
 
 
 class Pusher:
@@ -61,6 +63,7 @@ class Pusher:
         self._group: UpdateGroup | None = None
         self.nodes: Nodes | None = None
         """Ranks of other nodes gather too, and would not hear that a pass is repeated."""
+        self._num_pushes = 0
         self._indices: dict[str | None, ModelIndex | None] = {}
         """By folder."""
 
@@ -72,6 +75,7 @@ class Pusher:
         size = self._bucket_bytes if bucket_bytes is None else bucket_bytes
         folder = Path(begun.path)
         pieces = self._fitting(source, begun, needs_rest=partial and way is m.Via.DISK, partial=partial)
+        scored = None if partial or not begun.leader else self._score(source)
         if way is m.Via.DISK:
             rest = begun.rest if partial else None
             probes = Probes(self._index(begun))
@@ -86,10 +90,16 @@ class Pusher:
             )
             changed = folder / CHANGED
             found = changed if changed.is_dir() else None
-            return Pushed(path=folder, changed=found, probes=probes.chosen)
+            return Pushed(path=folder, changed=found, probes=probes.chosen, scored=scored)
         with self._session.call():
             self._stream(Gathering(pieces, size), begun, way, partial=partial)
-        return Pushed(is_streamed=True)
+        return Pushed(is_streamed=True, scored=scored)
+
+    def _score(self, source: Any) -> m.Scored | None:
+        """At the 1st, 2nd, 4th, 8th ... push: what engines miss shows more the longer they miss it."""
+        self._num_pushes += 1
+        is_due = self._num_pushes & (self._num_pushes - 1) == 0
+        return score(source) if is_due else None
 
     def check_folder(self, folder: Path, begun: m.UpdateBegun) -> None:
         """See that a folder that the leader has written holds the weights of the engines' model.

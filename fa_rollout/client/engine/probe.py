@@ -134,7 +134,7 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
             if now_s - told_s >= _TELL_EVERY_S:
                 told_s = now_s
                 left_s = max(0.0, deadline - now_s)
-                logger.warning("event=waiting_for_engine url=%s left_s=%.0f error=%s", url, left_s, error)
+                logger.info("event=waiting_for_engine url=%s left_s=%.0f error=%s", url, left_s, error)
         await asyncio.sleep(_RETRY_S)
 
 

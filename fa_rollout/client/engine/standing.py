@@ -36,6 +36,10 @@ class Standing:
     """The weight version of ours that it confirmed last."""
     is_checked: bool = False
     """It was asked for some of the weights that it was given, and holds them as far as it tells."""
+    is_unread: bool = False
+    """It was asked, and could not tell: it is to be asked how likely a text is."""
+    is_told_unscored: bool = False
+    """That it could not be asked this either was said."""
     is_struck_off: bool = False
     """We took it off the router's list until it has the current weights."""
 

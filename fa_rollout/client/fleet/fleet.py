@@ -177,6 +177,10 @@ class Fleet:
         listed = await self._listed() if unlisted else await self.refresh()
         return list({engine.url: engine for engine in [*listed, *unlisted]}.values())
 
+    def unread(self) -> list[Engine]:
+        """Engines that hold what they were given, as far as they tell, and could not tell."""
+        return [engine for engine in self._known.values() if engine.standing.is_unread]
+
     async def set_label(self, label: str) -> None:
         """Every engine tells this label from now on."""
         await self._each(lambda engine: control.set_label(engine, label))

@@ -153,6 +153,7 @@ class EngineUpdates(UpdateOrders):
                     message.path, label, changed=message.changed, base=base, probes=message.probes
                 )
                 await self._pool.streams.supersede()
+            await self._pool.check_score(message.scored)
             self._book.confirm(message.version)
         finally:
             bubble_s = await self._continue()

@@ -284,6 +284,7 @@ class Updates:
             base=base or 0,
             is_streamed=said.is_streamed,
             probes=said.probes,
+            scored=said.scored,
         )
 
     def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:

@@ -104,6 +104,7 @@ class About:
         return json_response(
             {
                 **self._served.arguments,
+                "dtype": "float32",
                 "engine": "fa_rollout.embedded",
                 "version": __version__,
                 "model_path": self._served.model_path,
