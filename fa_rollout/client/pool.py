@@ -169,6 +169,7 @@ class EnginePool:
                 patience=self.patience,
                 dispatcher=self._dispatcher,
                 recovery=self._recovery,
+                is_router=self._router,
             ),
             turnstile=Turnstile(),
             stream=self._stream,

@@ -259,6 +259,21 @@ def test_an_untrue_answer_costs_no_request_while_the_other_engine_is_away() -> N
         run_with([liar.url, other.url], work, policy=quick(max_attempts=2, circuit_failures=1))
 
 
+def test_a_worker_that_lies_behind_a_router_costs_no_request() -> None:
+    with (
+        faulty(Rule(rid="-r", corrupt="ids", every=2)) as liar,
+        faulty() as good,
+        ScriptedEngine.start(Script(workers=[liar.url, good.url])) as router,
+    ):
+
+        async def work(pool: EnginePool) -> None:
+            results = await ask_many(pool, 32)
+            assert [type(result) for result in results] == [Completion] * 32
+
+        run_with([router.url], work, router=True)
+        assert len(sent(liar)) + len(sent(good)) > 32
+
+
 def test_one_engine_alone_is_asked_once_more_and_then_the_reason_is_told() -> None:
     with faulty(Rule(rid="-r", corrupt="nan")) as engine:
 

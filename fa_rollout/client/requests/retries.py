@@ -5,6 +5,7 @@
 | a condition of the server: overload, a server error, a lost connection | after a back-off | patience ends |
 | silence to its deadline | after a back-off | `max_attempts` |
 | an untrue answer | at once, to an engine that has not lied to it; to the only one once | `max_attempts` |
+| an untrue answer behind a router | at once: the router may pick another worker | `max_attempts` |
 | an untrue answer while every engine that has not lied to it is away | after a back-off | patience ends |
 | a refusal of this very request | no | |
 
@@ -43,6 +44,8 @@ class Retries:
     """With conditions of the servers."""
     dispatcher: Dispatcher
     recovery: Recovery
+    is_router: bool
+    """Requests go through a router, which picks a worker anew for each try."""
 
     def delay_s(self, call: Call, lane: Lane, failure: HttpFailure) -> float:
         """Seconds before the next try.
@@ -82,7 +85,7 @@ class Retries:
     def _try_elsewhere(self, call: Call, failure: HttpFailure, text: str) -> None:
         """Raise unless an untrue answer is worth another try."""
         call.num_untrue += 1
-        has_other = bool(self.dispatcher.others(call.liars))
+        has_other = self.is_router or bool(self.dispatcher.others(call.liars))
         # What is refused by its status alone would be so again by the same engine.
         is_worth_it = has_other or (call.num_untrue == 1 and failure.status is None)
         if not is_worth_it or call.num_untrue >= self.policy.max_attempts:
