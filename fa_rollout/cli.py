@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fa_rollout.config import flags
-from fa_rollout.config.keys import nearest
+from fa_rollout.config.keys import nearest, take_flags
 from fa_rollout.launcher.ending import EXIT_CODES, EXIT_REFUSED
 from fa_rollout.process import log_level, streams
 from fa_rollout.process.masking import masked_text
@@ -25,7 +24,6 @@ from fa_rollout.verbs import (
     demo,
     doctor,
     engines,
-    replay,
     report,
     run,
     samples,
@@ -37,7 +35,10 @@ from fa_rollout.version import __version__
 from shm.errors import FaRolloutError
 from trainer_hook.printable import printable
 
-VERBS = (run, demo, doctor, samples, report, top, engines, config, simulate, replay, completion)
+VERBS = (
+    *(run.add, demo.add, doctor.add, samples.add, report.add, top.add, engines.add, config.add, simulate.add),
+    *(run.add_replay, completion.add),
+)
 """In the order of the help."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         streams.open_standard()
     own, command = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        own, changes = flags.take(own)
+        own, changes = take_flags(own)
         options = _options(own)
         if changes and not options.takes_keys:
             _refuse(f"{options.verb} takes no configuration keys, found [{', '.join(changes)}]")
@@ -123,8 +124,8 @@ def parser(*, with_keys: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default=default, choices=log_level.LEVELS, help=help)
     parser.set_defaults(takes_keys=False, takes_command=False, starts_a_run=False)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    for verb in VERBS:
-        verb.add(verbs)
+    for add in VERBS:
+        add(verbs)
     for command in verbs.choices.values():
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.set_defaults(names=sorted(set(re.findall(r"--[a-z][a-z-]+", command.format_help()))))

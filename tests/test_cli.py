@@ -10,7 +10,8 @@ import pytest
 
 from fa_rollout.account.events import HubBegan
 from fa_rollout.cli import main, parser
-from fa_rollout.config import flags, load
+from fa_rollout.config import load
+from fa_rollout.config.keys import take_flags
 from fa_rollout.verbs.configured import configuration
 from fa_rollout.verbs.run import EXAMPLE
 
@@ -160,7 +161,7 @@ def test_the_shard_of_the_command_line_is_known_to_the_checks() -> None:
         "--rollout.samples_per_group",
         "1",
     ]
-    own, changes = flags.take(words)
+    own, changes = take_flags(words)
     options = parser().parse_args(["run", *own, "--shard", "1/2"])
     options.changes = changes
     assert configuration(options).data.shard == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.cli import main
-from fa_rollout.config import ConfigError, flags, load, to_dict, to_toml
-from fa_rollout.config.keys import by_path, nearest
+from fa_rollout.config import ConfigError, load, to_dict, to_toml
+from fa_rollout.config.keys import by_path, nearest, take_flags
 from fa_rollout.verbs.run import EXAMPLE
 
 
@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def loaded(file: Path, *words: str) -> dict[str, Any]:
-    rest, changes = flags.take(words)
+    rest, changes = take_flags(words)
     assert rest == []
     return to_dict(load(file, changes))
 
@@ -68,16 +68,16 @@ def test_tables_of_columns_are_toml(file: Path) -> None:
 
 def test_flags_alone_are_a_configuration() -> None:
     words = "--data.path x --rollout.num_steps 1 --rollout.groups_per_step 2 --rollout.samples_per_group 3"
-    _, changes = flags.take([*words.split(), "--reward.function", "a:b", "--engine.model", "m"])
+    _, changes = take_flags([*words.split(), "--reward.function", "a:b", "--engine.model", "m"])
     assert load(None, changes).rollout.samples_per_group == 3
 
 
 def test_every_key_has_a_flag_and_other_words_stay() -> None:
     tables = [path for path, key in by_path().items() if key.words.startswith("a table")]
     for path in by_path():
-        assert flags.take([f"--{path}.x=1" if path in tables else f"--{path}=1"])[1]
+        assert take_flags([f"--{path}.x=1" if path in tables else f"--{path}=1"])[1]
     words = ["run", "run.toml", "--shard", "1/2", "--verbose"]
-    assert flags.take([*words[:2], "--ring.poison", *words[2:]])[0] == words
+    assert take_flags([*words[:2], "--ring.poison", *words[2:]])[0] == words
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_bash_takes_the_completion_and_completes(tmp_path: Path) -> None:
 
 def test_a_flag_must_be_of_a_key() -> None:
     with pytest.raises(ConfigError, match="unknown configuration key"):
-        flags.take(["--zebra.stripes", "1"])
+        take_flags(["--zebra.stripes", "1"])

@@ -20,7 +20,7 @@ _INT_BITS = 63
 
 def words(hint: Any) -> str:
     """What a value of this type may be."""
-    return _or([word for part in _alternatives(hint) for word in _of_one(part)])
+    return _or([word for part in alternatives(hint) for word in _of_one(part)])
 
 
 def fault(hint: Any, value: Any, key: str) -> str | None:
@@ -64,8 +64,8 @@ def shown(value: Any) -> str:
 
 def _inside(hint: Any, value: Any, key: str) -> Iterator[str | None]:
     """Faults of what a table or a list holds."""
-    for part in _alternatives(hint):
-        kind = _bare(part)
+    for part in alternatives(hint):
+        kind = bare(part)
         if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _in_table(kind, value, key)
         elif isinstance(value, dict) and get_origin(kind) is dict:
@@ -114,7 +114,7 @@ def _pattern_rule(hint: Any) -> str | None:
 
 
 def _of_one(hint: Any) -> list[str]:
-    kind, metas = _bare(hint), list(_metas(hint))
+    kind, metas = bare(hint), list(_metas(hint))
     if get_origin(kind) is Literal:
         return [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in get_args(kind)]
     if get_origin(kind) is list:
@@ -151,23 +151,24 @@ def _bounds(kind: Any, metas: list[msgspec.Meta]) -> str:
 
 
 def _choices(hint: Any) -> list[str]:
-    kinds = map(_bare, _alternatives(hint))
+    kinds = map(bare, alternatives(hint))
     return [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
-def _alternatives(hint: Any) -> list[Any]:
-    """The members of a union, None left out: a key that is not given is simply left out of a file."""
+def alternatives(hint: Any) -> list[Any]:
+    """The members of a union except None, which a file expresses by leaving the key out."""
     if get_origin(hint) in (Union, UnionType):
         return [part for part in get_args(hint) if part is not NoneType]
     return [hint]
 
 
-def _bare(hint: Any) -> Any:
+def bare(hint: Any) -> Any:
+    """The type without its limits."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _metas(hint: Any) -> Iterator[msgspec.Meta]:
-    for part in _alternatives(hint):
+    for part in alternatives(hint):
         if get_origin(part) is Annotated:
             yield from (meta for meta in get_args(part)[1:] if isinstance(meta, msgspec.Meta))
 

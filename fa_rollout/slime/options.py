@@ -12,7 +12,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from fa_rollout.config import ConfigError, checked
-from fa_rollout.config.flags import plain_value
+from fa_rollout.config.keys import plain_value
 
 _PREFIX = "fa_rollout_"
 

@@ -1,1 +1,1 @@
-"""The commands of `fa-rollout-proc`, one module each; `add(verbs)` adds its parser."""
+"""The commands of `fa-rollout-proc`; each module's `add(verbs)` adds its parser."""

@@ -13,7 +13,7 @@ import pytest
 from doc_kit import ROOT, Block, blocks, commands
 
 from fa_rollout import cli
-from fa_rollout.config import flags
+from fa_rollout.config.keys import take_flags
 
 NOT_RUN_HERE = {
     "curl": "asks a server of the reader's",
@@ -63,7 +63,7 @@ def is_accepted(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out
         return
     own, command = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
-    own, changes = flags.take(own)
+    own, changes = take_flags(own)
     options = cli.parser().parse_args(own)
     assert callable(options.call)
     assert options.takes_command or not command
