@@ -41,7 +41,7 @@ class Data(_Section):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables for the chat template, such as `{ enable_thinking = false }`."""
     chat_template_kwargs_key: str | None = None
-    """Column with a row's own variables for the chat template, over `chat_template_kwargs`."""
+    """Column with a row's own template variables, which override `chat_template_kwargs`."""
     shuffle: bool = True
     """Shuffle the prompts in every epoch."""
     seed: int = 0
@@ -281,8 +281,7 @@ class Trainer(_Section):
     creates a private folder in it. Not set: the run's own folder, which is often in memory."""
     checkpoint_bytes: Bytes = 256 << 20
     """Most bytes of unfinished groups in `hook.state_dict`: tokens of running samples and, with
-    `payload=True`, complete finished groups. Groups that do not fit start again when the checkpoint is
-    loaded."""
+    `payload=True`, complete finished groups. Groups that do not fit start again after loading."""
 
 
 class Run(_Section):
