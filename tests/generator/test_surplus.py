@@ -77,7 +77,8 @@ def test_wait_does_not_leave_running_surplus_behind_at_the_smallest_bound() -> N
 def test_the_surplus_of_a_closed_step_is_ended_at_the_engines_before_the_next_version(
     tmp_path: Path, play: Play, policy: str
 ) -> None:
-    lengths = Lengths(kind="list", values=[10] * 8 + [4000] * 4 + [10] * 4000)
+    # The first answer goes to the generator's check of the engine.
+    lengths = Lengths(kind="list", values=[10] * 9 + [4000] * 4 + [10] * 4000)
     engine = play(tokens_per_s=500.0, lengths=lengths)
     rollout = {"num_steps": 2, "staleness": 0, "staleness_policy": policy, "surplus_groups": 2}
     rig = Rig(tmp_path / "run", engine, rollout=rollout, sampling={"max_new_tokens": 5000})
