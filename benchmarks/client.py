@@ -248,7 +248,7 @@ async def measure_decode(row: Row, engine: ScriptedEngine) -> dict[str, Any]:
     """The decoding of one answer alone; the best of many, in milliseconds."""
     import aiohttp
 
-    body = generate_body("r", PROMPT, SAMPLING, stream=False, options={})
+    body = generate_body("r", PROMPT, SAMPLING, options={})
     async with (
         aiohttp.ClientSession(trust_env=False) as session,
         session.post(f"{engine.url}/generate", data=body) as response,

@@ -166,13 +166,6 @@ class StepComposed(Event, tag="composed"):
     """By data-parallel rank and micro-batch."""
 
 
-class StepCarried(Event, tag="carried"):
-    """Groups that left the step again, so that micro-batches are full."""
-
-    step: int
-    groups: list[int]
-
-
 class PartHanded(Event, tag="handed"):
     """A rank got its part of a step."""
 

@@ -53,7 +53,6 @@ class EnginePool:
         max_concurrent_samples: int = 256,
         policy: FailurePolicy | None = None,
         balance: Balance = Balance.LEAST_LOADED,
-        stream: bool = False,
         vocab_size: int | None = None,
         takes_over: bool = False,
         known: Sequence[EngineInfo] = (),
@@ -61,8 +60,7 @@ class EnginePool:
     ) -> None:
         """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
 
-        With `stream`, tokens made before an engine died, or before an abort in its queue, are kept. With
-        `takes_over`, engines that an earlier life of the caller may have left paused go on at the start,
+        With `takes_over`, engines that an earlier life of the caller may have left paused go on at the start,
         which waits for one of them alone: those that come later are let in then; `known` is what that life
         had found, which is not asked for again.
         Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
@@ -79,7 +77,6 @@ class EnginePool:
         self._router = router
         self._max_per_engine = max_concurrent_samples
         self._balance = balance
-        self._stream = stream
         self._vocab_size = vocab_size
         self._takes_over = takes_over
         self._known = {info.url: info for info in known}
@@ -172,7 +169,6 @@ class EnginePool:
                 is_router=self._router,
             ),
             turnstile=Turnstile(),
-            stream=self._stream,
             vocab_size=self._vocab_size,
         )
         self.streams = WeightStream(self._fleet, self._recovery, self.policy, num_workers=self._num_workers)
@@ -257,10 +253,9 @@ class EnginePool:
         input_ids: TokenIds,
         sampling_params: Mapping[str, Any],
         routing_key: str | None = None,
-        deadline_s: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """One sample. `rid` must not be in use now; `deadline_s` spans all attempts, in unpaused time.
+        """One sample. `rid` must not be in use now.
 
         `options` are further keys of the request, such as `extra_key` or `return_routed_experts`.
         An abort, asked for or not, is a normal answer with `finish == "abort"`.
@@ -279,7 +274,6 @@ class EnginePool:
             sampling_params=sampling_params,
             routing_key=routing_key,
             options=options or {},
-            deadline=None if deadline_s is None else self._clock.now() + deadline_s,
             ticket=self._dispatcher.take_ticket(),
         )
         self._calls[rid] = call

@@ -260,10 +260,6 @@ class Trainer(_Section):
     """Data-parallel ranks. Not set: the number that the first rank reports when it attaches."""
     max_tokens_per_micro_batch: Positive | None = None
     """Largest micro-batch, in tokens. Not set: one micro-batch per rank and step."""
-    remainder: Literal["fill", "carry"] = "fill"
-    """Where a step has fewer samples than its ranks need micro-batches, `fill`: fillers without loss stand
-    in; `carry`: its youngest groups go to the next step, so that none is needed, if they may still be trained
-    then. A run's last step is filled."""
     stall_s: SomeSeconds = 600.0
     """Longest wait for a batch, and for an engine to come back when all are lost."""
     progress_s: Seconds = 10.0

@@ -57,7 +57,7 @@ class RingTable:
 
     # --- the writer's news --------------------------------------------------------------------------
 
-    def admit(self, descriptor: Descriptor, lowest_open: int, *, incarnation: int | None = None) -> None:
+    def admit(self, descriptor: Descriptor, lowest_open: int) -> None:
         """Take a commit in; `lowest_open` is the writer's just after it.
 
         Raises:
@@ -66,9 +66,7 @@ class RingTable:
         """
         # SYNC POINT commit-received: from here on the record outlives its writer (pairs with record-written).
         index = bisect_left(self._positions, descriptor.position)
-        fault = self._fault(
-            descriptor, lowest_open, index, self.incarnation if incarnation is None else incarnation
-        )
+        fault = self._fault(descriptor, lowest_open, index)
         if fault is not None:
             self._num_refused += 1
             raise DescriptorRefused(f"{fault}; {descriptor} is refused, nothing of it is read")
@@ -107,12 +105,12 @@ class RingTable:
         if self._head - self.tail > self._watermark:
             self._watermark = self._head - self.tail
 
-    def _fault(self, descriptor: Descriptor, lowest_open: int, index: int, incarnation: int) -> str | None:
+    def _fault(self, descriptor: Descriptor, lowest_open: int, index: int) -> str | None:
         """What is wrong with a descriptor; None when nothing is."""
         life, sequence, position, length = descriptor
         end, limit = position + length, self.tail + self._size
-        if life != incarnation:
-            return f"a commit must come from life {incarnation} of the writer, found {life}"
+        if life != self.incarnation:
+            return f"a commit must come from life {self.incarnation} of the writer, found {life}"
         if sequence <= self._last_sequence:
             return f"sequence numbers must rise, the last was {self._last_sequence}: lost order, or a replay"
         if length < HEADER.size or (position | length) & 63 or position < 0:

@@ -121,11 +121,6 @@ class RingWriter:
         the padding before one can cost as much as the record itself."""
         disarm_in_children(self)
 
-    @staticmethod
-    def record_bytes(head_bytes: int, fields: Sequence[Field]) -> int:
-        """Bytes of the ring that a record with such a head and such arrays takes."""
-        return layout.plan(head_bytes, fields).length
-
     def claim(self, head: bytes, fields: Sequence[Field]) -> Claim:
         """Take space for a record; its arrays are to be filled in place.
 

@@ -64,21 +64,6 @@ def test_a_long_answer_that_meets_its_deadline_comes_back_with_the_tokens_it_has
         assert len(sent(engine)) == 1
 
 
-def test_the_deadline_of_a_call_spans_its_attempts_and_its_wait_for_a_slot() -> None:
-    with ScriptedEngine.start(QUICK_ANSWERS, rules=[Rule(rid="-r", silent=True)]) as engine:
-
-        async def work(pool: EnginePool) -> None:
-            begin = asyncio.get_running_loop().time()
-            results = await ask_many(pool, 3, deadline_s=0.3)
-            assert {type(r) for r in results} == {RequestTimedOut}
-            assert "waiting for a free engine" in "".join(map(str, results))
-            assert asyncio.get_running_loop().time() - begin < 5
-            assert pool.statistics().num_waiting == 0
-
-        run_with(engine, work, max_concurrent_samples=1, policy=quick(abort_grace_s=0.1))
-        assert len(sent(engine)) == 1
-
-
 async def pause_and_continue(pool: EnginePool) -> None:
     await pool.pause("retract")
     await pool.continue_()

@@ -4,13 +4,10 @@ import pickle
 import resource
 import subprocess
 import sys
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fa_rollout.client.base import errors
 from fa_rollout.client.base.circuit import Circuit, Window
@@ -19,8 +16,6 @@ from fa_rollout.client.base.errors import FailureClass
 from fa_rollout.client.base.policy import FailurePolicy, backoff_s, classify_status
 from fa_rollout.client.wire.address import AddressError, engine_url
 from fa_rollout.client.wire.request import WireIds, generate_body
-from fa_rollout.client.wire.stream import LastEvent
-from fa_rollout.client.wire.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -60,7 +55,7 @@ def test_ids_on_the_wire_are_unique_of_one_length_and_no_prefix_of_another() -> 
 
 def test_a_request_asks_for_one_sample_with_log_probabilities() -> None:
     sampling = {"max_new_tokens": 3}
-    raw = generate_body("w", np.array([1, 2], np.int32), sampling, stream=False, options={"extra_key": "v1"})
+    raw = generate_body("w", np.array([1, 2], np.int32), sampling, options={"extra_key": "v1"})
     assert msgspec.json.decode(raw) == {
         "rid": "w",
         "input_ids": [1, 2],
@@ -69,64 +64,6 @@ def test_a_request_asks_for_one_sample_with_log_probabilities() -> None:
         "stream": False,
         "extra_key": "v1",
     }
-
-
-@given(cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_a_stream_in_any_pieces_ends_in_its_last_whole_payload(cuts: list[int]) -> None:
-    raw = b"".join(b'data: {"n":%d}\n\n' % n for n in range(5)) + b"data: [DONE]\n\n"
-    edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    events = LastEvent(1 << 20)
-    for start, stop in pairwise(edges):
-        events.feed(raw[start:stop])
-    assert events.is_done
-    assert events.payload == b'{"n":4}'
-
-
-def test_a_stream_cut_off_keeps_its_last_whole_payload() -> None:
-    events = LastEvent(1 << 20)
-    events.feed(b'data: {"n":1}\n\ndata: {"n":2}\n\ndata: {"n":')
-    assert not events.is_done
-    assert events.payload == b'{"n":2}'
-
-
-def test_an_error_event_is_an_error() -> None:
-    with pytest.raises(Verdict, match="too long") as caught:
-        LastEvent(1 << 20).feed(b'data: {"error":{"message":"too long","code":400}}\n\ndata: [DONE]\n\n')
-    assert caught.value.status == 400
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "text"),
-    [
-        (b'{"error":"unknown field `foo`"}', 400, "unknown field `foo`"),
-        (b'{ "error": {"message":"busy","code":"503"}}', 503, "busy"),
-        (b'{"error":{"message":"no code","code":null}}', 400, "no code"),
-        (b'{"error":', 400, '{"error":'),
-        (b'{"error":' + b"[" * 100_000, 400, ('{"error":' + "[" * 500)[:500]),
-    ],
-)
-def test_an_error_event_of_any_form_is_an_error(error: bytes, status: int, text: str) -> None:
-    with pytest.raises(Verdict) as caught:
-        LastEvent(1 << 20).feed(b"data: " + error + b"\n\n")
-    assert (caught.value.status, caught.value.text) == (status, text)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b'data: {"n":1}\n\n: ping\n\ndata: [DONE]\n\n',
-        b'data: {"n":1}\n\ndata: [DONE]\n\n: ping\n\n',
-        b'data: {"n":1}\r\n\r\ndata: [DONE]\r\n\r\n',
-        b'event: message\ndata: {"n":1}\nid: 7\n\ndata: [DONE]\n\n',
-    ],
-)
-def test_comments_other_fields_and_carriage_returns_hide_no_payload(raw: bytes) -> None:
-    for pieces in ([raw], [raw[i : i + 1] for i in range(len(raw))]):
-        events = LastEvent(1 << 20)
-        for piece in pieces:
-            events.feed(piece)
-        assert events.is_done
-        assert events.payload == b'{"n":1}'
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_pause_longer_than_every_deadline_is_no_failure() -> None:
 
         async def work(pool: EnginePool) -> None:
             calls = await start_many(pool, 4)
-            waiting = asyncio.create_task(ask(pool, "r-waits", deadline_s=1.0))
+            waiting = asyncio.create_task(ask(pool, "r-waits"))
             await pool.pause("in_place")
             await asyncio.sleep(1.5)
             await pool.continue_()

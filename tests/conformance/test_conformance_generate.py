@@ -204,14 +204,6 @@ def test_a_stream_is_cumulative_and_ends_with_a_mark(target: Target) -> None:
         assert last["text"].startswith(answer["text"])
 
 
-def test_the_client_reads_a_stream_as_it_reads_a_plain_answer(target: Target, model: Any) -> None:
-    streamed = target.with_pool(lambda pool: ask(pool, max_new_tokens=24, **GREEDY), stream=True)
-    plain = greedy(target)
-    assert streamed.output_ids.tolist() == plain.output_ids.tolist()
-    assert (streamed.finish, streamed.versions) == (plain.finish, plain.versions)
-    assert_sampled_by(model, streamed)
-
-
 def test_an_answer_can_be_continued_from_its_tokens(target: Target, model: Any) -> None:
     async def work(http: Http) -> Any:
         body = request("r", max_new_tokens=10, **GREEDY)

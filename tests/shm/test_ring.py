@@ -5,6 +5,7 @@ import pytest
 
 from shm import Descriptor, Field, RingReader, RingTable, RingWriter
 from shm.errors import DescriptorRefused, LeaseError, RecordTooLarge, RingFull
+from shm.ring.layout import plan
 from shm.ring.segment import Segment
 
 RUN, SCHEMA = 7, 11
@@ -110,7 +111,7 @@ def test_the_leases_of_a_lost_holder_end_together() -> None:
 def test_claimable_is_what_the_next_claim_can_have() -> None:
     ring = Ring(1 << 16)
     random = np.random.default_rng(1)
-    overhead = RingWriter.record_bytes(0, [Field(np.uint8, (0,))])
+    overhead = plan(0, [Field(np.uint8, (0,))]).length
     live: list[Descriptor] = []
     for _ in range(1000):
         room = ring.writer.claimable_bytes

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from ring_rig import Local, Remote, Rig
 
-from shm import Field, RingWriter
+from shm import Field
 from shm.errors import DescriptorRefused, RecordTooLarge, RingFull
+from shm.ring.layout import plan
 
 MakeRig = Callable[..., Rig]
 
@@ -154,7 +155,7 @@ def test_a_copy_outlives_its_record(make_rig: MakeRig) -> None:
 def test_what_can_never_fit_is_told_from_what_must_wait(make_rig: MakeRig) -> None:
     rig = make_rig(1 << 16)
     largest = rig.writer.ask("max_record_bytes")
-    room = largest - RingWriter.record_bytes(0, [Field(np.uint8, (0,))])
+    room = largest - plan(0, [Field(np.uint8, (0,))]).length
     with pytest.raises(RecordTooLarge, match=r"ring\.bytes"):
         rig.claim(values_of(0, room + 1))
     for seed in range(10):  # an empty ring takes the largest record wherever its head stands

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from shm import Claim, Descriptor, Field, Record, RingReader, RingTable, RingWriter
 from shm.errors import DescriptorRefused, RecordTooLarge, RingFull
+from shm.ring.layout import plan
 from shm.ring.segment import Segment
 
 _RING_BYTES = 1 << 14
@@ -107,7 +108,7 @@ class RingMachine(RuleBasedStateMachine):
         content = np.random.default_rng(self.num_claimed).bytes(size)
         head = bytes(head_bytes)
         fields = [Field(np.uint8, (len(content),)), Field("<i8", (1, 1))]
-        length = RingWriter.record_bytes(len(head), fields)
+        length = plan(len(head), fields).length
         claimable = self.writer.claimable_bytes
         try:
             claim = self.writer.claim(head, fields)

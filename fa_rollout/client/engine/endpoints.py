@@ -23,7 +23,6 @@ from fa_rollout.client.base.policy import FailurePolicy, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
 from fa_rollout.client.engine.standing import Standing
 from fa_rollout.client.engine.tensor_body import TensorBody
-from fa_rollout.client.wire.stream import LastEvent
 from fa_rollout.client.wire.verdict import Verdict
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
@@ -72,13 +71,11 @@ class Engine:
         self.missed_abort = False
         """It did not answer the last abort."""
 
-    async def generate(
-        self, body: bytes, routing_key: str | None, last_event: LastEvent | None, max_bytes: int
-    ) -> bytes:
-        """Send one request; the whole answer. With `last_event` the answer is read as a stream.
+    async def generate(self, body: bytes, routing_key: str | None, max_bytes: int) -> bytes:
+        """Send one request; the whole answer.
 
         Raises:
-            HttpFailure: no whole answer; what a stream brought stays in `last_event`.
+            HttpFailure: no whole answer.
         """
         headers = _JSON if routing_key is None else {**_JSON, ROUTING_HEADER: routing_key}
         data = body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
@@ -89,11 +86,7 @@ class Engine:
                 if response.status != 200:
                     raise await _refusal(response)
                 _check_plain(response)
-                if last_event is None:
-                    return await read_body(response, max_bytes)
-                return await _read_stream(response, last_event)
-        except Verdict as verdict:
-            raise failure_of(verdict) from None
+                return await read_body(response, max_bytes)
         except AnswerTooLong as error:
             raise HttpFailure(FailureClass.INVALID, str(error), may_run=True) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError includes aiohttp's connect timeout
@@ -205,14 +198,6 @@ def _check_plain(response: aiohttp.ClientResponse) -> None:
     if packed != "identity":
         text = f"an answer must come as it is, since no compression is asked for; found {packed!r:.40}"
         raise HttpFailure(FailureClass.INVALID, text, may_run=True)
-
-
-async def _read_stream(response: aiohttp.ClientResponse, last_event: LastEvent) -> bytes:
-    async for chunk in response.content.iter_any():
-        last_event.feed(chunk)
-    if not last_event.is_done:
-        raise HttpFailure(FailureClass.TRANSIENT, "the stream ended before its end mark", may_run=True)
-    return last_event.payload
 
 
 def describe(error: BaseException) -> str:

@@ -140,12 +140,12 @@ async def patiently(work: Callable[[], Awaitable[T]], deadline: float, url: str)
 
 async def _one_token(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> Completion:
     sampling = {"max_new_tokens": 1, "ignore_eos": True}
-    body = generate_body(rid, [1], sampling, stream=False, options={})
+    body = generate_body(rid, [1], sampling, options={})
     wish = f"{engine.url} must answer a request of one token"
     try:
         async with asyncio.timeout(limit_s):
             limit = answer_limit([1], sampling, {})
-            reply = decode_reply(await engine.generate(body, None, None, limit), engine=engine.url)
+            reply = decode_reply(await engine.generate(body, None, limit), engine=engine.url)
     except (HttpFailure, Verdict) as error:
         if error.status in KEY_STATUSES:
             raise KeyRefused(f"{wish}, found {error}") from error

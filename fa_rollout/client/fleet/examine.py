@@ -119,12 +119,12 @@ async def answer(url: str, input_ids: TokenIds, sampling: dict[str, Any], limit_
         InvalidReply: it breaks a rule of truth.
     """
     policy = FailurePolicy()
-    body = generate_body(WireIds().make("doctor"), input_ids, sampling, stream=False, options={})
+    body = generate_body(WireIds().make("doctor"), input_ids, sampling, options={})
     try:
         async with open_session(policy) as session, asyncio.timeout(limit_s):
             engine = Engine(engine_url(url), session, policy)
             limit = answer_limit(input_ids, sampling, {})
-            return decode_reply(await engine.generate(body, None, None, limit), engine=engine.url)
+            return decode_reply(await engine.generate(body, None, limit), engine=engine.url)
     except (HttpFailure, Verdict) as error:
         raise ControlFailed(f"{url} must answer a prompt, found {error}") from error
     except TimeoutError as error:

@@ -20,8 +20,6 @@ class Call:
     sampling_params: Mapping[str, Any]
     routing_key: str | None
     options: Mapping[str, Any]
-    deadline: float | None
-    """On the active clock."""
     ticket: int
     num_failures: int = 0
     """Attempts that failed, for whatever reason."""

@@ -59,8 +59,6 @@ class Retries:
         kind = failure.failure
         if kind is FailureClass.PERMANENT:
             raise RequestRefused(text) from failure
-        if call.deadline is not None and self.clock.now() >= call.deadline - 1e-3:
-            raise RequestTimedOut(text) from failure
         if kind is FailureClass.INVALID:
             call.liars |= {lane}
             if failure.status is None and self.dispatcher.are_others_away(call.liars):

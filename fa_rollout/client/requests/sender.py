@@ -1,7 +1,7 @@
 """Getting one sample: a slot, a request, and the one layer of retries (see `retries`).
 
 Who waits for whom: a call waits for a slot (the dispatcher), for its answer (one HTTP request), and between
-attempts for its back-off; an abort or the call's deadline ends each of these waits.
+attempts for its back-off; an abort ends each of these waits.
 Invariants: every attempt has an id of its own; a slot is given back before its answer is looked at.
 """
 
@@ -16,7 +16,6 @@ from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.errors import (
     FailureClass,
     InvalidReply,
-    RequestTimedOut,
 )
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
@@ -31,7 +30,6 @@ from fa_rollout.client.requests.statistics import Books
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import WireIds, answer_limit, generate_body
-from fa_rollout.client.wire.stream import LastEvent
 from fa_rollout.client.wire.verdict import Verdict
 
 T = TypeVar("T")
@@ -50,7 +48,7 @@ class _Expired(HttpFailure):
 
 
 class _Interrupted(Exception):
-    """A wait was ended by an abort or by the call's deadline."""
+    """An abort ended a wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,6 @@ class Sender:
     books: Books
     retries: Retries
     turnstile: Turnstile
-    stream: bool
     vocab_size: int | None = None
 
     async def deliver(self, call: Call) -> Completion:
@@ -78,7 +75,7 @@ class Sender:
                 lane = await self._slot(call)
                 return await self._attempt(call, lane)
             except _Interrupted:
-                return self._interrupted(call, lane)
+                return empty_abort("" if lane is None else lane.url)
             except HttpFailure as failure:
                 assert lane is not None, "a request fails on some lane"
                 self._note(lane, failure)
@@ -86,7 +83,7 @@ class Sender:
             try:
                 await self._wait(call, asyncio.sleep(delay_s))
             except _Interrupted:
-                return self._interrupted(call, lane)
+                return empty_abort(lane.url)
 
     def abort(self, call: Call) -> None:
         """End a call: at once where it waits, by its engine where it is in the air."""
@@ -114,7 +111,6 @@ class Sender:
 
     async def _wait(self, call: Call, what: Awaitable[T]) -> T:
         scope = asyncio.timeout(0 if call.is_aborted else None)
-        timer = None if call.deadline is None else self.clock.timer(call.deadline, lambda: end_scope(scope))
         call.pause = scope
         try:
             async with scope:
@@ -123,40 +119,32 @@ class Sender:
             raise _Interrupted from None
         finally:
             call.pause = None
-            if timer is not None:
-                timer.cancel()
 
     async def _attempt(self, call: Call, lane: Lane) -> Completion:
         flight = Flight(rid=call.rid, wire_id=self.ids.make(call.rid), lane=lane)
-        deadline = self.clock.now() + self.policy.request_timeout_s
-        self.flights.launch(flight, deadline if call.deadline is None else min(deadline, call.deadline))
+        self.flights.launch(flight, self.clock.now() + self.policy.request_timeout_s)
         call.flight = flight
         limit = answer_limit(call.input_ids, call.sampling_params, call.options)
-        last_event = LastEvent(limit) if self.stream else None
         may_run = True
         try:
             async with flight.scope:
-                body = await self._exchange(call, flight, last_event, limit)
+                body = await self._exchange(call, flight, limit)
             may_run = False
         except TimeoutError:
-            return self._cut_off(call, flight, last_event)
+            return self._cut_off(flight)
         except HttpFailure as failure:
             may_run = failure.may_run
-            return self._salvage(last_event, call, flight, failure)
+            raise
         finally:
             call.flight = None
             self.flights.land(flight, may_run=may_run)
             self.dispatcher.release(lane)
         return await self._accept(body, call, flight)
 
-    async def _exchange(
-        self, call: Call, flight: Flight, last_event: LastEvent | None, max_bytes: int
-    ) -> bytes:
-        request = generate_body(
-            flight.wire_id, call.input_ids, call.sampling_params, stream=self.stream, options=call.options
-        )
+    async def _exchange(self, call: Call, flight: Flight, max_bytes: int) -> bytes:
+        request = generate_body(flight.wire_id, call.input_ids, call.sampling_params, options=call.options)
         front = self.fleet.fronts[flight.lane.url]
-        return await front.generate(request, call.routing_key, last_event, max_bytes)
+        return await front.generate(request, call.routing_key, max_bytes)
 
     async def _accept(self, body: bytes, call: Call, flight: Flight) -> Completion:
         """The completion of a whole body, once it has been checked.
@@ -207,33 +195,11 @@ class Sender:
                 f"{completion.engine} must answer with ids below {self.vocab_size}, found {highest}"
             )
 
-    def _cut_off(self, call: Call, flight: Flight, last_event: LastEvent | None) -> Completion:
+    def _cut_off(self, flight: Flight) -> Completion:
         """The wire was cut: the engine did not give back an aborted request within the grace."""
-        silence = _Expired(f"no answer within {self.policy.request_timeout_s:g} s")
         if flight.is_expired:
-            return self._salvage(last_event, call, flight, silence)
-        try:
-            return self._salvage(last_event, call, flight, silence)
-        except _Expired:
-            return empty_abort(flight.lane.url)
-
-    def _salvage(
-        self, last_event: LastEvent | None, call: Call, flight: Flight, failure: HttpFailure
-    ) -> Completion:
-        """What a broken stream brought, as an abort; without any true token the failure stands."""
-        lane, wire_id = flight.lane, flight.wire_id
-        if last_event is None or not last_event.payload:
-            raise failure
-        try:
-            completion = decode_reply(last_event.payload, engine=lane.url, wire_id=wire_id, partial=True)
-            self._check(call, completion)
-        except (InvalidReply, Verdict) as error:
-            self.books.fail(lane.url, FailureClass.INVALID, str(error))
-            raise failure from error
-        if not len(completion.output_ids):
-            raise failure
-        self._note(lane, failure)
-        return completion
+            raise _Expired(f"no answer within {self.policy.request_timeout_s:g} s")
+        return empty_abort(flight.lane.url)
 
     def _note(self, lane: Lane, failure: HttpFailure) -> None:
         """What a failure says of the engine."""
@@ -260,10 +226,3 @@ class Sender:
         if not self.fleet.is_router(self.fleet.fronts[lane.url]):  # else it is one worker's word
             lane.window.rest(now + self.retries.asked_for_s(failure))
         self.recovery.overloaded(lane)
-
-    def _interrupted(self, call: Call, lane: Lane | None) -> Completion:
-        if call.is_aborted:
-            return empty_abort(lane.url if lane is not None else "")
-        raise RequestTimedOut(
-            f"request {call.rid} must be answered by its deadline, found it waiting for a free engine"
-        )

@@ -76,12 +76,8 @@ _REST = msgspec.json.Decoder(_Rest)
 _Columns = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Meta, bytes]
 
 
-def decode_reply(
-    body: bytes, *, engine: str = "", wire_id: str | None = None, partial: bool = False
-) -> Completion:
+def decode_reply(body: bytes, *, engine: str = "", wire_id: str | None = None) -> Completion:
     """The completion that a whole answer holds.
-
-    With `partial` an answer cut off in mid-stream counts as aborted.
 
     Args:
         wire_id: of the request. Engines tell it again, some with a word of their own around it.
@@ -96,7 +92,7 @@ def decode_reply(
         told = columns[2].id
         if wire_id is not None and told is not None and wire_id not in told:
             raise InvalidReply(f"an answer must be of request {wire_id}, found one of {told!r:.200}")
-        return _completion(columns, engine, partial)
+        return _completion(columns, engine)
     except InvalidReply as error:
         raise InvalidReply(f"{error} (engine {engine or 'unknown'})") from None
 
@@ -223,26 +219,25 @@ def _plain_logprob(value: Any, position: int, total: int) -> np.float32:
     )
 
 
-def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
+def _completion(columns: _Columns, engine: str) -> Completion:
     ids, logprobs, meta, rest = columns
     finish = meta.finish_reason
-    if finish is None and not partial:
+    if finish is None:
         raise InvalidReply("a whole answer must have a finish_reason, found null")
-    kind = finish.type if finish else "abort"
-    status = status_of(finish.status_code) if finish and kind not in ("stop", "length") else None
+    kind = finish.type
+    status = status_of(finish.status_code) if kind not in ("stop", "length") else None
     if status is not None and not len(ids):
         raise Verdict(status, _message(finish))
     if status is not None:
         kind = "abort"
     if kind not in ("stop", "length", "abort"):
         raise InvalidReply(f"finish_reason must be stop, length or abort, found {kind!r}")
-    matched = finish.matched if finish else None
-    _check_whole(meta, ids, kind, partial)
+    _check_whole(meta, finish, ids, kind)
     completion = Completion(
         output_ids=ids,
         logprobs=logprobs,
         finish=kind,
-        matched=matched if not isinstance(matched, list) else None,
+        matched=None if isinstance(finish.matched, list) else finish.matched,
         versions=_versions(meta, len(ids), may_exceed=kind == "abort"),
         has_spans=meta.weight_versions is not None,
         prompt_tokens=meta.prompt_tokens,
@@ -257,20 +252,20 @@ def _completion(columns: _Columns, engine: str, partial: bool) -> Completion:
     return completion
 
 
-def _message(finish: Finish | None) -> str:
-    return ((finish and finish.message) or "aborted by the engine")[:500]
+def _message(finish: Finish) -> str:
+    return (finish.message or "aborted by the engine")[:500]
 
 
-def _check_whole(meta: Meta, ids: npt.NDArray[np.int32], kind: str, partial: bool) -> None:
+def _check_whole(meta: Meta, finish: Finish, ids: npt.NDArray[np.int32], kind: str) -> None:
     """An answer that lost tokens at either end, ids and log-probabilities alike, contradicts its own counts.
 
-    So does an event of a stream that brings new tokens alone. Of one aborted in the queue the end is missing.
+    Of one aborted in the queue the end is missing.
     Without a count the stop token alone says where the end is.
     """
     told, found = meta.completion_tokens, len(ids)
-    if told is not None and (told < found or (told > found and (kind != "abort" or partial))):
+    if told is not None and (told < found or (told > found and kind != "abort")):
         raise InvalidReply(f"an answer must have all of its {told} completion_tokens, found {found} ids")
-    matched = meta.finish_reason.matched if meta.finish_reason else None
+    matched = finish.matched
     if told is None and kind == "stop" and isinstance(matched, int) and (not found or ids[-1] != matched):
         raise InvalidReply(
             f"an answer stopped by token {matched} must end with it, found {ids[-3:].tolist()}"

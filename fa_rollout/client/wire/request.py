@@ -17,9 +17,6 @@ from fa_rollout.client.base.errors import RequestRefused
 _SHOWN = 32
 """Characters of the caller's id that go into the wire id, for people who read engine logs."""
 
-_STREAM_INTERVAL = 32
-"""Tokens per event of a stream: events are cumulative, so each costs as much as the answer so far."""
-
 _ANSWER_BYTES = 1 << 22
 _TOKEN_BYTES = 512
 """At most, of an output token: its id, its log-probability, its text."""
@@ -50,18 +47,15 @@ def generate_body(
     input_ids: TokenIds,
     sampling_params: Mapping[str, Any],
     *,
-    stream: bool,
     options: Mapping[str, Any],
 ) -> bytes:
     """JSON of one `/generate` request: one sample, with log-probabilities of its output tokens."""
     request: dict[str, Any] = {
         "rid": rid,
         "input_ids": input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids),
-        "sampling_params": {"stream_interval": _STREAM_INTERVAL, **sampling_params}
-        if stream
-        else sampling_params,
+        "sampling_params": sampling_params,
         "return_logprob": True,
-        "stream": stream,
+        "stream": False,
         **options,
     }
     return _ENCODER.encode(request)

@@ -1,4 +1,4 @@
-"""An error that an engine tells under HTTP status 200: as an object, as an event, or as a finish reason.
+"""An error that an engine tells under HTTP status 200: as an object or as a finish reason.
 
 In: decoded JSON. Out: a `Verdict` with the status that it stands for, or None.
 """

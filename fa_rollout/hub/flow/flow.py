@@ -300,25 +300,6 @@ class Flow:
         step.last = self.all_composed
         return step
 
-    def may_carry(self, step: Step) -> list[int]:
-        """Groups of a step just composed that a later one may train as well, the youngest first."""
-        if step.last or self.recording is not None:
-            return []
-        names: list[int] = []
-        for group in reversed(step.groups[1:]):
-            assert group.commit is not None
-            if not composition.may_train(self.rules, self._training_version, group.commit.oldest_version):
-                break
-            names.append(group.group)
-        return names
-
-    def carry(self, step: Step, names: Sequence[int]) -> None:
-        """Leave these groups to the next step."""
-        self.books.take_back(names)
-        step.groups = [group for group in step.groups if group.group not in names]
-        step.sum_up()
-        self.handed_since_publication -= len(names)
-
     # --- the trainer's side -----------------------------------------------------------------------
 
     def trained(self, step: Step) -> None:

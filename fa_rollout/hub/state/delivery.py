@@ -11,7 +11,6 @@ from fa_rollout.hub.flow.composition import staleness
 from fa_rollout.hub.flow.flow import Step
 from fa_rollout.hub.flow.replay import Recording
 from trainer_hook.batches.balance import SampleSize, split
-from trainer_hook.errors import UnsplittableBatch
 from trainer_hook.messages import Batch, Commit, Handout, Part
 
 
@@ -54,26 +53,6 @@ def cut(step: Step, terms: Terms) -> list[Batch]:
         ranks = terms.recording.parts(step.step, terms.dp_size, {(s.record, s.member) for s in sizes})
     step.num_tokens = sum(size.loss_tokens for size in sizes)
     return [_batch(step, micro_batches, terms) for micro_batches in ranks]
-
-
-def remainder(step: Step, terms: Terms, may_go: Sequence[int]) -> list[int]:
-    """The fewest of the groups in `may_go`, in its order, without which a step needs no filler.
-
-    None where it needs none, or needs some whatever is left out; or where it cannot be split at all, which is
-    for `cut` to tell.
-    """
-    left_out: set[int] = set()
-    for name in (None, *may_go):
-        if name is not None:
-            left_out.add(name)
-        commits = [group.commit for group in step.groups if group.group not in left_out and group.commit]
-        try:
-            ranks = _split(_sizes(commits, terms), terms)
-        except UnsplittableBatch:
-            return []
-        if not any(part.filler for rank in ranks for parts in rank for part in parts):
-            return [other for other in may_go if other in left_out]
-    return []
 
 
 def _sizes(commits: Sequence[Commit], terms: Terms) -> list[SampleSize]:

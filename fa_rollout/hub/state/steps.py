@@ -15,7 +15,7 @@ from fa_rollout.account.events import Note
 from fa_rollout.config import Config
 from fa_rollout.hub.flow.composition import Wait
 from fa_rollout.hub.flow.flow import Flow, Step
-from fa_rollout.hub.state.delivery import Terms, assignment, cut, remainder
+from fa_rollout.hub.state.delivery import Terms, assignment, cut
 from fa_rollout.hub.state.world import Attachment, Key, World
 from shm import RingTable
 from trainer_hook.errors import UnsplittableBatch
@@ -179,18 +179,13 @@ class Steps:
         return opened
 
     def _cut(self, step: Step, flow: Flow) -> list[Batch]:
-        """Each rank's part; where remainders are carried over, the step loses the groups that make one."""
+        """Each rank's part."""
         terms = Terms(
             dp_size=self._world.dp_size,
             max_tokens_per_micro_batch=self._config.trainer.max_tokens_per_micro_batch,
             oldest_allowed=flow.version - flow.rules.staleness if flow.rules.policy == "mask" else None,
             recording=flow.recording,
         )
-        if self._config.trainer.remainder == "carry":
-            names = remainder(step, terms, flow.may_carry(step))
-            if names:
-                flow.carry(step, names)
-                self._note(events.StepCarried(step=step.step, groups=names))
         return cut(step, terms)
 
     def end_reason(self, flow: Flow) -> str:
