@@ -361,14 +361,11 @@ class EnginePool:
         path: str,
         label: str,
         *,
-        changed: str | None = None,
-        base: str | None = None,
         probes: Sequence[Probe] = (),
     ) -> None:
         """Load weights from a folder on every engine, under a version label that each then tells.
 
-        `changed` is a folder of what differs from the version labelled `base`: engines that hold that, and
-        whose model is not quantized, load no more. `probes` are compared with what each engine then holds.
+        `probes` are compared with what each engine then holds.
 
         Raises:
             ControlFailed: an engine did not load, does not tell the label or holds other weights; or its
@@ -383,11 +380,11 @@ class EnginePool:
         is_idle = self._pause_mode not in ("retract", "in_place")
         before = self._recovery.weights
         self._recovery.want(Weights(path=path, label=label, probes=probes))
-        files = control.Files(path=path, label=label, changed=changed, base=base, probes=probes)
+        files = control.Files(path=path, label=label, probes=probes)
         for engine in stranded:
             engine.standing.status = Status.SERVES
         try:  # an engine that comes back in the meantime loads the new ones by itself
-            await self._fleet.load_weights(files, flush_cache=is_idle, takes_parts=self._takes_parts)
+            await self._fleet.load_weights(files, flush_cache=is_idle)
         except BaseException as error:
             self._recovery.want(before)
             for engine in stranded:
@@ -484,10 +481,6 @@ class EnginePool:
 
     def _info(self, url: str) -> EngineInfo | None:
         return next((info for info in self.engines if info.url == url), None)
-
-    def _takes_parts(self, url: str) -> bool:
-        info = self._info(url)
-        return info is not None and info.takes_parts
 
     def _num_workers(self, url: str) -> int:
         info = self._info(url)

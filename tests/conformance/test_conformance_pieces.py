@@ -2,15 +2,12 @@
 
 import asyncio
 import base64
-import json
 import pickle
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
 from fa_rollout.client.engine.control import IN_PIECES
@@ -207,38 +204,6 @@ def test_a_leader_that_leaves_in_the_middle_is_an_error_at_once_and_the_next_upd
     completion = target.with_pool(work)
     assert completion.versions == (("0:1", 20),)
     assert_sampled_by(other, completion)
-
-
-def half(model: Any) -> Bucket:
-    weights = {name: tensor for bucket in buckets_of(model) for name, tensor in bucket.items()}
-    return {name: weights[name] for name in list(weights)[::2]}
-
-
-def test_of_files_only_what_has_changed_is_loaded_where_the_base_is_held(
-    target: Target, model: Any, other: Any, tmp_path: Path
-) -> None:
-    changes = half(other)
-    save_file(changes, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    index = {"metadata": {"partial": True}, "weight_map": dict.fromkeys(changes, "x.safetensors")}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    async def load(pool: EnginePool, label: str, base: str) -> Completion:
-        await pool.pause("retract")
-        await pool.update_weights_from_disk(str(target.other), label, changed=str(tmp_path), base=base)
-        await pool.continue_()
-        return await short(pool)
-
-    async def work(pool: EnginePool) -> tuple[Completion, Completion]:
-        return await load(pool, "0:1", "default"), await load(pool, "0:2", "0:0")
-
-    part, whole = target.with_pool(work)
-    mixed = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    try:
-        model.load_state_dict(changes, strict=False)
-        assert_sampled_by(model, part)
-    finally:
-        model.load_state_dict(mixed)
-    assert_sampled_by(other, whole)
 
 
 def test_pieces_outside_of_a_session_are_refused_by_newer_engines(target: Target, other: Any) -> None:

@@ -194,7 +194,6 @@ class Updating:
             timeout_s=self._session.wait_timeout_s,
             leader=update.is_leader,
             path=None if pushed.path is None else str(pushed.path),
-            changed=None if pushed.changed is None else str(pushed.changed),
             is_streamed=pushed.is_streamed,
             probes=list(pushed.probes),
             scored=pushed.scored,

@@ -46,8 +46,6 @@ class UpdatePublish(Message):
     leader: bool
     path: str | None = None
     """Folder of safetensors files for the engines to load; None when they have the weights already."""
-    changed: str | None = None
-    """Folder of those files of `path` that are new since the version published last; None: all are."""
     is_streamed: bool = False
     """The engines took the weights by `UpdateStage`s, so that no file holds them."""
     probes: list[Probe] = []

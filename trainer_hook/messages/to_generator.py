@@ -117,9 +117,6 @@ class PublishWeights(Message):
     version: int
     lineage: str
     path: str | None
-    changed: str | None = None
-    """Folder of what differs from version `base`, for engines that hold that."""
-    base: int = 0
     is_streamed: bool = False
     """The engines took them by `EngineStage`s."""
     probes: list[Probe] = []

@@ -73,8 +73,6 @@ class UpdateBegun(Message):
     path: str
     """Folder to write weight files to (exists, empty)."""
     leader: bool
-    base: str | None = None
-    """Folder of the files of the version published last, where the engines hold just these."""
     model: str | None = None
     """Folder of the engines' model, where it is known."""
     rest: str | None = None

@@ -1,7 +1,7 @@
 """Weights to files: the pieces of a model become safetensors that an engine loads from a folder.
 
 In: pieces. Out: `model.safetensors`, or numbered files and an index, named as transformers
-names them; beside them the folder `changed` where some weights are those of the version before.
+names them.
 
 Invariants: never more than one file's worth of gathered tensors is held; every rank takes part in every
 gathering collective, also when the writer has failed.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from trainer_hook.model.pieces import Piece
 from trainer_hook.weights.gathering import Gathering, on_host
-from trainer_hook.weights.weight_base import WeightBase
 from trainer_hook.weights.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ def publish(
     *,
     write: bool = True,
     max_file_bytes: int = MAX_FILE_BYTES,
-    base: str | Path | None = None,
     rest: str | Path | None = None,
     look: "Callable[[Mapping[str, torch.Tensor]], None]" = lambda bucket: None,
 ) -> list[Path]:
@@ -40,8 +38,6 @@ def publish(
     Args:
         pieces: what `fitting` makes of a module or a state dict.
         write: False on ranks that only take part in gathering sharded tensors.
-        base: folder of an earlier version. Weights that are the same there are not written again, but linked
-            to, and `folder/changed` gets what differs.
         look: shown every bucket before it is written.
         rest: folder of weights that the pieces lack; they are added, so that `folder` holds all.
 
@@ -52,12 +48,12 @@ def publish(
     if not write:
         weights.attend()
         return []
-    files = WeightFiles(Path(folder), weights.num_buckets, base=None if base is None else Path(base))
-    others = None if rest is None else WeightBase(Path(rest))
-    files.check_room(weights.sizes, others)
+    files = WeightFiles(Path(folder), weights.num_buckets)
+    others = None if rest is None else files.open_rest(Path(rest), weights.sizes)
+    files.check_room(sum(weights.sizes.values()) + (0 if others is None else sum(others.sizes.values())))
     for bucket in weights.buckets(on_host, wanted=lambda: files.failure is None):
         look(bucket)
         files.write(bucket)
     if others is not None:
-        files.complete(others, weights.sizes, max_file_bytes)
+        files.complete(others, max_file_bytes)
     return files.finish()

@@ -33,7 +33,6 @@ from trainer_hook.weights.gathering import Gathering
 from trainer_hook.weights.publish import publish
 from trainer_hook.weights.stream import BroadcastStream, Stream, TensorStream
 from trainer_hook.weights.update_group import UpdateGroup
-from trainer_hook.weights.weight_files import CHANGED
 
 log = logging.getLogger("trainer_hook")
 
@@ -46,7 +45,6 @@ class Pushed:
 
     path: Path | None = None
     """Folder to load; None: they have the weights already."""
-    changed: Path | None = None
     is_streamed: bool = False
     probes: Sequence[m.Probe] = ()
     scored: m.Scored | None = None
@@ -84,13 +82,10 @@ class Pusher:
                 folder,
                 write=begun.leader,
                 max_file_bytes=size,
-                base=begun.base,
                 rest=rest,
                 look=probes.look,
             )
-            changed = folder / CHANGED
-            found = changed if changed.is_dir() else None
-            return Pushed(path=folder, changed=found, probes=probes.chosen, scored=scored)
+            return Pushed(path=folder, probes=probes.chosen, scored=scored)
         with self._session.call():
             self._stream(Gathering(pieces, size), begun, way, partial=partial)
         return Pushed(is_streamed=True, scored=scored)

@@ -221,32 +221,16 @@ class Files:
     path: str
     """Holds all weights."""
     label: str
-    changed: str | None = None
-    """Folder of what differs from the version labelled `base`, for engines that hold that."""
-    base: str | None = None
     probes: Sequence[Probe] = ()
     """Numbers that an engine must hold then."""
 
 
-async def load_weights(
-    engine: Engine, files: Files, *, takes_parts: bool, flush_cache: bool, limit_s: float
-) -> None:
+async def load_weights(engine: Engine, files: Files, *, flush_cache: bool, limit_s: float) -> None:
     """The engine loads weights from a folder that it can read, and tells their label.
-
-    `takes_parts`: it keeps what a folder does not hold. True of SGLang where the model is not quantized: then
-    weights are copied as they come, and nothing is computed of all of them.
 
     Raises:
         ControlFailed: it does not load them, does not tell the label, or holds other weights afterwards.
     """
-    if takes_parts and files.changed is not None and await version_of(engine) == files.base:
-        try:
-            await _load(engine, files.changed, files.label, flush_cache=flush_cache, limit_s=limit_s)
-        except ControlRefused as error:
-            _LOG.warning("event=part_refused endpoint=%s error=%s", engine.url, error)
-        else:
-            await readback.check(engine, files.probes)
-            return
     await _load(engine, files.path, files.label, flush_cache=flush_cache, limit_s=limit_s)
     await readback.check(engine, files.probes)
 

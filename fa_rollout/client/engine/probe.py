@@ -49,9 +49,6 @@ class EngineInfo:
     """Tokens of prompt and response together; None where the engine does not tell."""
     num_workers: int = 1
     """Processes that hold a part of its weights each (tensor parallelism)."""
-    takes_parts: bool = False
-    """It may be given some weights alone, and keeps the others: certain only of a model without quantization,
-    of whose weights nothing is computed when they are loaded."""
     tokenizer_path: str | None = None
     """It stays that of the engine's start, which is the model's own unless it was named."""
 
@@ -90,7 +87,6 @@ async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) 
         vocab_size=vocab_size_of(config),
         context_length=_context_length(server),
         num_workers=_number(server.get("tp_size"), 1),
-        takes_parts=_takes_parts(server, config),
         tokenizer_path=_text(model.get("tokenizer_path")),
     )
 
@@ -207,8 +203,3 @@ def vocab_size_of(config: dict[str, Any] | None) -> int | None:
         return None
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return size if isinstance(size, int) else None
-
-
-def _takes_parts(server: dict[str, Any], config: dict[str, Any] | None) -> bool:
-    told = "quantization" in server and server["quantization"] is None
-    return told and config is not None and not config.get("quantization_config")

@@ -146,15 +146,11 @@ class Fleet:
         """Every engine forgets what it computed under its present weights."""
         await self._each(control.flush_cache)
 
-    async def load_weights(
-        self, files: control.Files, *, flush_cache: bool, takes_parts: Callable[[str], bool]
-    ) -> None:
+    async def load_weights(self, files: control.Files, *, flush_cache: bool) -> None:
         """Every engine loads weights from a folder and tells their label."""
         limit_s = self._policy.update_timeout_s
         await self._each(
-            lambda engine: control.load_weights(
-                engine, files, takes_parts=takes_parts(engine.url), flush_cache=flush_cache, limit_s=limit_s
-            )
+            lambda engine: control.load_weights(engine, files, flush_cache=flush_cache, limit_s=limit_s)
         )
 
     async def returning(self) -> list[Engine]:

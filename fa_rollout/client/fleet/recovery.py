@@ -384,9 +384,7 @@ class Recovery:
             engine.standing.is_checked = False
             # A request that began under other weights must not end under the label of these.
             async with control.emptied(engine):
-                await control.load_weights(
-                    engine, files, takes_parts=False, flush_cache=True, limit_s=limit_s
-                )
+                await control.load_weights(engine, files, flush_cache=True, limit_s=limit_s)
 
 
 def _check_can_be_given(

@@ -148,10 +148,7 @@ class EngineUpdates(UpdateOrders):
             elif message.path is None:
                 await self._pool.set_version_label(label)
             else:
-                base = self._book.label(message.base)
-                await self._pool.update_weights_from_disk(
-                    message.path, label, changed=message.changed, base=base, probes=message.probes
-                )
+                await self._pool.update_weights_from_disk(message.path, label, probes=message.probes)
                 await self._pool.streams.supersede()
             await self._pool.check_score(message.scored)
             self._book.confirm(message.version)

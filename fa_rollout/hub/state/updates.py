@@ -120,7 +120,6 @@ class Updates:
         """The leader wants the engines to take the next step of a stream."""
         if self._is_refused(rank, message.request, leader_only=True):
             return
-        self.folders.doubt()  # what engines hold from now on is no version
         self._was_sent = self.in_stream = True
         self._stage = message
         self._to_generator(
@@ -210,9 +209,7 @@ class Updates:
             return False
         flow.published(message.version)
         said = self._publish
-        self.folders.published(
-            said.path, is_streamed=said.is_streamed, lineage=self._lineage, version=self._version
-        )
+        self.folders.published(said.path, is_streamed=said.is_streamed)
         self._end(
             lambda request: UpdateDone(request=request, version=message.version, bubble_s=message.bubble_s)
         )
@@ -250,7 +247,6 @@ class Updates:
         self._lineage = flow.lineage
         self._publish = UpdatePublish(request=0, leader=True)
         folder = self.folders.open(self._lineage, self._version)
-        base = None if self.folders.base is None else self.folders.published_path
         for member in members:
             assert member.entered_update is not None
             request = member.entered_update.request
@@ -262,7 +258,6 @@ class Updates:
                     version=self._version,
                     path=str(folder),
                     leader=member is self._world.leader,
-                    base=base,
                     model=self.model,
                     rest=self.folders.published_path or (self.model if flow.version == 0 else None),
                     must_be_whole=flow.weights_pending,
@@ -275,13 +270,11 @@ class Updates:
         return max(flow.version, tried) + 1
 
     def _publication(self) -> PublishWeights:
-        said, base = self._publish, self.folders.base
+        said = self._publish
         return PublishWeights(
             version=self._version,
             lineage=self._lineage,
             path=said.path,
-            changed=None if base is None else said.changed,
-            base=base or 0,
             is_streamed=said.is_streamed,
             probes=said.probes,
             scored=said.scored,
@@ -290,8 +283,6 @@ class Updates:
     def _fail(self, error: str, text: str, *, engines_run: bool = False) -> None:
         if self.phase in (Phase.OPEN, Phase.PUBLISHING) and not engines_run:
             self._to_generator(ContinueEngines())
-        if self.phase is Phase.PUBLISHING:
-            self.folders.doubt()  # some engines may have loaded what others have not
         self._note(events.UpdateMoved(phase="failed", text=text))
         self._failure = (error, text)
         self._end(lambda request: Refused(request=request, error=error, text=text))

@@ -17,35 +17,21 @@ class WeightFolders:
         """Folder of the published version; None when engines started with it or it was pushed without."""
         self.is_streamed = False
         """The published version was sent to the engines by stages."""
-        self._held: tuple[str, int] | None = None
-        """Lineage and version of the files in `published_path`, if every engine holds just these."""
         self._open: Path | None = None
         """Of the last update: an open one's, or one that failed while its leader may still have written."""
 
     def open(self, lineage: str, version: int) -> Path:
         """An empty folder for the next version."""
         self._remove_unused()
-        if self._held is not None and self._held[0] != lineage:
-            self._held = None
         folder = self._open = self._directory / f"{lineage}-{version}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
-    @property
-    def base(self) -> int | None:
-        """The version of the files in `published_path`, which every engine holds; None where that is open."""
-        return None if self._held is None else self._held[1]
-
-    def doubt(self) -> None:
-        """Some engine may hold something else by now."""
-        self._held = None
-
-    def published(self, path: str | None, *, is_streamed: bool, lineage: str, version: int) -> None:
+    def published(self, path: str | None, *, is_streamed: bool) -> None:
         """Every engine has a new version: what was kept of the old one goes."""
         old, self.published_path = self.published_path, path
         self.is_streamed = is_streamed
-        self._held = (lineage, version) if self._is_ours(path) else None
         if old != path and self._is_ours(old):
             shutil.rmtree(str(old), ignore_errors=True)
         self._remove_unused()
