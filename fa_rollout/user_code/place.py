@@ -56,12 +56,6 @@ def of_error(error: BaseException) -> Place | None:
     return innermost(Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
 
 
-def of_frame(frame: FrameType | None) -> Place | None:
-    """Where a thread is."""
-    frames = [Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(frame)]
-    return innermost(reversed(frames))
-
-
 def of_task(task: "asyncio.Task[Any]") -> Place | None:
     """Where a task waits, followed through the tasks that it waits for."""
     return innermost(_frames_below(task))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from tests.conformance.conformance_kit import CONTEXT, MAX_RUNNING, Http, Target
 from tests.engines.reference import load_reference, make_model
+from tests.kit.embedded import EmbeddedEngine
 from tests.kit.sglang_cpu.launch import SGLangServer
 
 REAL = [pytest.mark.sglang, pytest.mark.timeout(600)]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fa_rollout.demo.task import CHARACTERS, sorting_prompts
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.end_to_end.recording_proxy import RecordingProxy
+from tests.kit.embedded import EmbeddedEngine
 from tests.kit.sglang_cpu.launch import SGLangServer
 from tests.launcher.processes import Launch
 

@@ -6,7 +6,6 @@ waits for it, `worker` carries it to the one thread that owns the model. There `
 the answer.
 
 `control` has the routes that pause and that bring new `weights`, `about` those that tell how things are.
-`launch.EmbeddedEngine` starts a server in a process of its own.
 
 Where it differs from SGLang, on purpose (`docs/engines.md` has all of it, and why): an abort takes effect at
 once, also while paused and for requests held at the door; `/health` answers while paused; `sampling_seed`

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from tests.engines.reference import load_reference, make_model
+from tests.kit.embedded import EmbeddedEngine
 
 # Threads that spin for each other are slow on a machine that others use too
 torch.set_num_threads(1)

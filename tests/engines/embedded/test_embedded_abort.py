@@ -9,8 +9,8 @@ import psutil
 import pytest
 from embedded_client import Client, connect, output_logprobs
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from tests.engines.reference import reference_logprobs
+from tests.kit.embedded import EmbeddedEngine
 
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}
 PROMPT = [1, 4, 5]

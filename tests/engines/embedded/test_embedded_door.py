@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from tests.kit.embedded import EmbeddedEngine
 
 KEY = "the-key-of-the-run"
 PATHS = [

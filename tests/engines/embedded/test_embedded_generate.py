@@ -8,10 +8,10 @@ import pytest
 from embedded_client import Client, connect, output_logprobs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from fa_rollout.engines.embedded.model.incremental_text import IncrementalText
 from fa_rollout.engines.tiny_model import BOS_ID, EOS_ID
 from tests.engines.reference import CHARACTERS, VOCAB_SIZE, reference_logprobs
+from tests.kit.embedded import EmbeddedEngine
 
 GREEDY = {"temperature": 0.0}
 

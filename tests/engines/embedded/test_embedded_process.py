@@ -16,13 +16,13 @@ import pytest
 from embedded_client import connect
 
 from fa_rollout.engines.embedded.errors import EngineStartError
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from tests.kit.embedded import EmbeddedEngine
 
 pytestmark = pytest.mark.slow  # every test starts an interpreter with torch
 
 PARENT = """
 import sys, time
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
+from tests.kit.embedded import EmbeddedEngine
 engine = EmbeddedEngine.start(sys.argv[1])
 print(engine.pid, flush=True)
 time.sleep(600)

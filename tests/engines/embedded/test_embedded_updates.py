@@ -13,9 +13,9 @@ import torch
 from embedded_client import Client, connect, output_logprobs
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from fa_rollout.engines.embedded.launch import EmbeddedEngine
 from fa_rollout.engines.embedded.model.weights import Weights
 from tests.engines.reference import reference_logprobs
+from tests.kit.embedded import EmbeddedEngine
 
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}
 PROMPT = [1, 4, 5]
