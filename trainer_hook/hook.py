@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from trainer_hook import messages as m
 from trainer_hook.batches.batch import Batch
 from trainer_hook.batches.block import Block
@@ -246,8 +248,10 @@ class TrainerHook:
         What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
         Evaluations go on. Returns how many groups it struck.
         """
-        target = {"group": group, "member": member, "older_than": older_than}
-        return int(self._session.ask_value(m.Abort, **target) or 0)
+        return self._session.ask_alone(
+            lambda number: m.Abort(request=number, group=group, member=member, older_than=older_than),
+            m.Aborted,
+        ).num_groups
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -290,19 +294,19 @@ class TrainerHook:
 
     def pause(self) -> None:
         """Start no further groups; running ones finish, and what is finished can still be trained."""
-        self._session.ask_value(m.Hold, held=True)
+        self._session.ask_alone(lambda number: m.Hold(request=number, held=True), m.Reply)
 
     def resume(self) -> None:
         """Start groups again."""
-        self._session.ask_value(m.Hold, held=False)
+        self._session.ask_alone(lambda number: m.Hold(request=number, held=False), m.Reply)
 
     def statistics(self) -> HookStatistics:
         """Where this process spent its time, and the hub's figures of the whole run."""
-        hub = self._session.ask_value(m.Query, what="statistics")
+        taken = self._session.ask_alone(lambda number: m.QueryStatistics(request=number), m.StatisticsTaken)
         return HookStatistics(
             num_steps=self._stepping.num_trained,
             num_held_records=self._session.leases.num_held,
-            hub=MappingProxyType(hub or {}),
+            hub=MappingProxyType(msgspec.to_builtins(taken.statistics)),
             **self._stepping.time.figures(),
         )
 
@@ -341,8 +345,8 @@ class TrainerHook:
             HookStateError: a batch was taken already, or the state is not of this run's data.
         """
         where = self._checkpoints.load(state)
-        self._stepping.step, self._updating.version = int(where["step"]), int(where["version"])
-        self._lineage = str(where["lineage"])
+        self._stepping.step, self._updating.version = where.step, where.version
+        self._lineage = where.lineage
         if self._stepping.sharing is not None:
             self._stepping.sharing.unsettle()
 

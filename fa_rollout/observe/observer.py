@@ -13,7 +13,7 @@ import msgspec
 from fa_rollout.launcher.running import Running, open_channel
 from fa_rollout.observe.snapshot import Snapshot
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout, FaRolloutError
-from trainer_hook.messages import Query, Reply, RunEnded, decode, encode
+from trainer_hook.messages import QuerySnapshot, RunEnded, SnapshotTaken, decode, encode
 
 
 class RunOver(FaRolloutError, EOFError):
@@ -57,9 +57,8 @@ class Observer:
         steps_seen, updates_seen = self._seen
         self._channel.queue(
             encode(
-                Query(
+                QuerySnapshot(
                     request=self._request,
-                    what="snapshot",
                     steps_seen=steps_seen,
                     updates_seen=updates_seen,
                 )
@@ -79,7 +78,7 @@ class Observer:
                 message = decode(payload)
                 if isinstance(message, RunEnded):
                     ended = message
-                elif isinstance(message, Reply):
+                elif isinstance(message, SnapshotTaken):
                     found = self._snapshot(message)
         except ChannelClosed:
             raise RunOver(None, found) from None
@@ -115,10 +114,10 @@ class Observer:
     ) -> None:
         self.close()
 
-    def _snapshot(self, reply: Reply) -> Snapshot:
+    def _snapshot(self, reply: SnapshotTaken) -> Snapshot:
         self._is_asked = self._is_asked and reply.request != self._request
         try:
-            snapshot = msgspec.convert(reply.value, Snapshot)
+            snapshot = msgspec.msgpack.decode(reply.snapshot, type=Snapshot)
         except msgspec.ValidationError as error:
             raise ChannelError(f"the run is of another release than this command: {error}") from None
         self._seen = (snapshot.totals.steps, snapshot.totals.updates)

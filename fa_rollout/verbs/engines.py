@@ -4,9 +4,12 @@ import argparse
 from collections.abc import Sequence
 from contextlib import closing
 
+import msgspec
+
 from fa_rollout.config import ConfigError
 from fa_rollout.launcher.running import find, observe
-from trainer_hook.messages import ChangeEngines, Query, Reply
+from fa_rollout.observe.snapshot import Snapshot
+from trainer_hook.messages import ChangeEngines, EnginesNow, QuerySnapshot, SnapshotTaken
 from trainer_hook.printable import printable
 from trainer_hook.session.connection import Connection
 
@@ -61,18 +64,18 @@ def _change(connection: Connection, url: str, *, joins: bool, drain_s: float) ->
     message = ChangeEngines(request=number, url=url, joins=joins, drain_s=drain_s)
     waits_for = f"{url} {'joins' if joins else 'leaves'}"
     answer = connection.ask(message, timeout_s=_JOIN_S + drain_s, waits_for=waits_for)
-    assert isinstance(answer, Reply), "a wish is answered by Reply, or raises"
-    print(f"{url} {'joined' if joins else 'left'}; engines: {', '.join(answer.value['engines'])}", flush=True)
+    assert isinstance(answer, EnginesNow)
+    print(f"{url} {'joined' if joins else 'left'}; engines: {', '.join(answer.engines)}", flush=True)
 
 
 def _list(connection: Connection) -> None:
-    query = Query(request=connection.next_number(), what="snapshot")
+    query = QuerySnapshot(request=connection.next_number())
     answer = connection.ask(query, timeout_s=_ANSWER_S, waits_for="its figures are asked")
-    assert isinstance(answer, Reply), "a query is answered by Reply"
-    for engine in answer.value["engines"]:
-        now = engine["now"]
-        words = [engine["url"], engine["health"], f"{now['in_flight']}/{now['capacity']} requests"]
-        words += [f"version {now['version']}"]
-        if engine["health"] != "ok":
-            words.append(now["last_error"])
+    assert isinstance(answer, SnapshotTaken)
+    for engine in msgspec.msgpack.decode(answer.snapshot, type=Snapshot).engines:
+        now = engine.now
+        words = [engine.url, engine.health, f"{now.in_flight}/{now.capacity} requests"]
+        words += [f"version {now.version}"]
+        if engine.health != "ok":
+            words.append(now.last_error)
         print(printable("  ".join(words).rstrip()))

@@ -218,8 +218,8 @@ class RunMachine(RuleBasedStateMachine):
         prompts = [m.EvaluationPrompt(prompt=f"test {label}", label=label) for label in (7, 8, 9)]
         self.run.say(m.Evaluate(request=number, order=m.EvaluationOrder(prompts=prompts)))
         reply = self.run.to_rank_box.pop(number)
-        assert isinstance(reply, m.Reply)
-        self.evaluation, self.evaluated = reply.value, []
+        assert isinstance(reply, m.EvaluationBegun)
+        self.evaluation, self.evaluated = reply.evaluation, []
         self.run.step()
 
     @precondition(lambda self: self.evaluation is not None)

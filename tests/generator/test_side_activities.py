@@ -40,7 +40,7 @@ class _Rows:
 def _evaluate(run: VirtualRun) -> tuple[list[EvaluatedPrompt], m.Message]:
     """(results, the last answer)"""
     run.say(m.Evaluate(request=900, order=m.EvaluationOrder(dataset="odd")))
-    number = cast(Any, run.to_rank_box.pop(900)).value
+    number = cast(m.EvaluationBegun, run.to_rank_box.pop(900)).evaluation
     results: list[EvaluatedPrompt] = []
     for request in range(901, 1400):
         run.say(m.Collect(request=request, evaluation=number))

@@ -47,10 +47,10 @@ class Trainer:
         self._hub.until(found)
         return found()[0]
 
-    def take(self, stage: m.Stage, *, version: int = 1) -> Any:
+    def take(self, stage: m.Stage, *, version: int = 1) -> m.Audience | None:
         done = self.end(self.begin(stage, version=version))
         assert isinstance(done, m.StageDone), done
-        return done.value
+        return done.audience
 
     def publish(self, bucket: m.TakeTensors, version: int) -> None:
         self.take(m.OpenStream(via=m.Via.TENSOR), version=version)

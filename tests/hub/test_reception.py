@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import msgspec
 import pytest
 
+from fa_rollout.observe.snapshot import Snapshot
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused
@@ -77,7 +79,8 @@ def test_a_stranger_is_refused_with_the_reason_and_gets_no_descriptor(
 
 
 def test_bytes_that_are_no_hello_end_only_their_own_connection(rig: MakeRig) -> None:
-    nested = m.encode(m.StageDone(number=1, value=1))[:-1] + b"\x91" * 100_000 + b"\x01"
+    labelled = {"type": "Evaluate", "request": 1, "order": {"prompts": [{"prompt": "", "label": 1}]}}
+    nested = msgspec.msgpack.encode(labelled)[:-1] + b"\x91" * 100_000 + b"\x01"
     with rig() as run, run.attach() as hook:
         for payload in (b"", b"\x80\x04K\x01.", b"\xff" * 1000, nested, m.encode(m.Goodbye())):
             refused, fds = answer(run, payload)
@@ -109,10 +112,7 @@ def test_an_observer_reads_figures_and_takes_no_part(run: Rig) -> None:
     with connect(run.address, time.monotonic() + 5) as channel:
         channel.send(m.encode(hello(run, role="observer")))
         assert isinstance(m.decode(channel.receive(5.0)), m.Reply)
-        channel.send(m.encode(m.Query(request=1, what="statistics")))
-        reply = m.decode(channel.receive(5.0))
-        assert isinstance(reply, m.Reply)
-        assert reply.value["step"] == 0
+        assert snapshot(channel).run.step == 0
         run.attach().close()
 
 
@@ -136,18 +136,22 @@ def test_a_rank_that_breaks_the_protocol_is_heard_no_more_and_keeps_its_records(
         assert isinstance(batch, m.Batch)
         channel.send(nonsense)
         assert isinstance(m.decode(channel.receive(5.0)), m.Refused)
-        assert figures(run)["ring"]["oldest_lease_s"] > 0
+        assert figures(run).ring.oldest_lease_s > 0
         run.attach().close()
 
 
-def figures(run: Rig) -> dict[str, dict[str, float]]:
+def figures(run: Rig) -> Snapshot:
     with connect(run.address, time.monotonic() + 5) as channel:
         channel.send(m.encode(hello(run, role="observer")))
         channel.receive(5.0)
-        channel.send(m.encode(m.Query(request=1, what="statistics")))
-        reply = m.decode(channel.receive(5.0))
-        assert isinstance(reply, m.Reply)
-        return reply.value  # type: ignore[no-any-return]
+        return snapshot(channel)
+
+
+def snapshot(channel: Channel) -> Snapshot:
+    channel.send(m.encode(m.QuerySnapshot(request=1)))
+    taken = m.decode(channel.receive(5.0))
+    assert isinstance(taken, m.SnapshotTaken)
+    return msgspec.msgpack.decode(taken.snapshot, type=Snapshot)
 
 
 def test_a_connection_that_says_nothing_does_not_hold_others_up(rig: MakeRig) -> None:

@@ -4,13 +4,23 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 
 from fa_rollout.hub.state.membership import Roster
 from fa_rollout.launcher.running import Running, observe
+from fa_rollout.observe.snapshot import Snapshot
 from tests.hub.rig import VOCAB_SIZE, Rig
 from tests.kit.scripted import ScriptedEngine
-from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Query, Refused, Reply
+from trainer_hook.messages import (
+    ChangeEngines,
+    EnginesChanged,
+    EnginesNow,
+    Message,
+    QuerySnapshot,
+    Refused,
+    SnapshotTaken,
+)
 
 
 class Scene:
@@ -47,9 +57,9 @@ def test_a_wish_is_passed_on_and_its_answer_goes_to_who_asked(scene: Scene) -> N
     assert (order.url, order.joins, order.drain_s) == ("b", True, 3.0)
     scene.answer(order, ["a", "b"])
     (answer,) = scene.answers
-    assert isinstance(answer, Reply)
+    assert isinstance(answer, EnginesNow)
     assert answer.request == 7
-    assert answer.value["engines"] == ["a", "b"] == scene.roster.urls
+    assert answer.engines == ["a", "b"] == scene.roster.urls
 
 
 def test_what_cannot_be_done_is_refused_and_warned_of(scene: Scene) -> None:
@@ -92,14 +102,13 @@ def test_who_hears_that_an_engine_has_come_or_gone_finds_it_so(
         here = Running(address=run.address, run=run.run_id, token=run.token, folder="", began_s=0.0)
         with closing(observe(here)) as connection:
 
-            def ask(message: Message) -> Any:
-                answer = connection.ask(message, timeout_s=20, waits_for="the hub")
-                assert isinstance(answer, Reply)
-                return answer.value
+            def ask(message: Message) -> Message:
+                return connection.ask(message, timeout_s=20, waits_for="the hub")
 
             def found() -> list[str]:
-                told = ask(Query(request=connection.next_number(), what="snapshot"))
-                return [one["url"] for one in told["engines"]]
+                taken = ask(QuerySnapshot(request=connection.next_number()))
+                assert isinstance(taken, SnapshotTaken)
+                return [one.url for one in msgspec.msgpack.decode(taken.snapshot, type=Snapshot).engines]
 
             run.until(found)
             for joins in (True, False) * 3:

@@ -126,7 +126,7 @@ def test_one_who_asks_and_does_not_read_is_dropped_and_the_run_goes_on(rig: Make
         )
         deaf.send(m.encode(hello))
         train(hook, 1)
-        question = m.encode(m.Query(request=1, what="snapshot"))
+        question = m.encode(m.QuerySnapshot(request=1))
         with pytest.raises((ChannelClosed, ChannelTimeout)):
             _ask_on(deaf, question)
         train(hook, 2)

@@ -41,7 +41,7 @@ def prompt(index: int, *samples: EvaluatedSample, failure: str | None = None) ->
 
 def begin(line: Line) -> m.EvaluationOrder:
     request = line.receive(m.Evaluate)
-    line.send(m.Reply(request=request.request, value=4))
+    line.send(m.EvaluationBegun(request=request.request, evaluation=4))
     return request.order
 
 

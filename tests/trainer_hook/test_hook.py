@@ -37,6 +37,25 @@ GROUP = [
 BOTH = [[Part(0, 0), Part(0, 1)]]
 
 
+def statistics_of(query: m.QueryStatistics) -> m.StatisticsTaken:
+    ring = m.RingStatistics(bytes=0, span_bytes=0, live_bytes=0, num_records=0, oldest_lease_s=0.0)
+    figures = m.HubStatistics(
+        counts={"trained": 1},
+        step=3,
+        version=0,
+        lineage="",
+        update="idle",
+        waits_for="",
+        ring=ring,
+        refused_records=0,
+        mean_record_bytes=0.0,
+        trained_tokens=0,
+        dropped_tokens=0.0,
+        generator={},
+    )
+    return m.StatisticsTaken(request=query.request, statistics=figures)
+
+
 def released(step: int, outcome: Outcome | None, *sequences: int) -> m.Released:
     return m.Released(step=step, outcome=outcome, sequences=list(sequences))
 
@@ -89,11 +108,11 @@ def test_a_view_kept_beyond_its_block_defers_the_return_of_its_record(tmp_path: 
         records = [line.ring.write(group, GROUP) for group in range(2)]
         line.serve(records, [[Part(0, 0)], [Part(1, 0)]])
         assert line.receive(m.Released) == released(0, Outcome.TRAINED, records[1].sequence)
-        asked = line.receive(m.Query)
-        line.send(m.Reply(request=asked.request, value={}))
+        asked = line.receive(m.QueryStatistics)
+        line.send(statistics_of(asked))
         assert line.receive(m.Released) == released(0, None, records[0].sequence)
-        asked = line.receive(m.Query)
-        line.send(m.Reply(request=asked.request, value={}))
+        asked = line.receive(m.QueryStatistics)
+        line.send(statistics_of(asked))
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
         with hook.next_batch() as batch:
@@ -288,12 +307,12 @@ def test_a_hub_that_closes_the_connection_is_lost_and_views_stay(tmp_path: Path)
 
 def test_notices_are_logged_and_pings_are_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def script(line: Line) -> None:
-        request = line.receive(m.Query)
+        request = line.receive(m.QueryStatistics)
         line.send(m.Notice(text="the generator ended and starts again"))
         line.send(m.Progress(text="step 3/9 reward=0.5"))
         line.send(m.Ping(number=7))
-        line.send(m.Reply(request=request.request + 100, value="of a request that nobody made"))
-        line.send(m.Reply(request=request.request, value={"step": 3}))
+        line.send(m.Reply(request=request.request + 100))
+        line.send(statistics_of(request))
         assert line.receive(m.Pong).number == 7
 
     with (
@@ -428,7 +447,7 @@ def test_control_calls_say_what_they_mean(tmp_path: Path) -> None:
         for group, older_than in ((None, None), (7, None), (None, 3)):
             abort = line.receive(m.Abort)
             assert (abort.group, abort.older_than) == (group, older_than)
-            line.send(m.Reply(request=abort.request, value=2))
+            line.send(m.Aborted(request=abort.request, num_groups=2))
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
         hook.pause()
@@ -444,9 +463,8 @@ def test_a_loaded_state_sets_step_version_and_lineage(tmp_path: Path) -> None:
         line.send(m.StateTaken(request=asked.request, snapshot=5, state=state))
         assert line.receive(m.StateCopied) == m.StateCopied(snapshot=5, sequences=[])
         load = line.receive(m.LoadState)
-        assert load.state == msgspec.to_builtins(state)
-        where = {"step": 4, "version": 2, "lineage": "new"}
-        line.send(m.Reply(request=load.request, value=where))
+        assert load.state == state
+        line.send(m.StateLoaded(request=load.request, step=4, version=2, lineage="new"))
         assert line.receive(m.Next).step == 4
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
@@ -457,13 +475,16 @@ def test_a_loaded_state_sets_step_version_and_lineage(tmp_path: Path) -> None:
 
 
 def test_a_state_beyond_the_channels_limit_is_refused_and_the_hook_goes_on(tmp_path: Path) -> None:
+    data = "d" * (65 << 20)
+    state = m.RunState(step=0, version=0, lineage="old", cursor=0, unfinished=[], ends={}, data=data)
+
     def script(line: Line) -> None:
         line.send(m.Reply(request=line.receive(m.Hold).request))
         line.receive(m.Goodbye)
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
         with pytest.raises(MessageTooLarge):
-            hook.load_state_dict({"step": 0, "payload": bytes(65 << 20)})
+            hook.load_state_dict(msgspec.to_builtins(state))
         hook.pause()
 
 
@@ -471,7 +492,7 @@ def test_statistics_count_every_second_once(tmp_path: Path) -> None:
     def script(line: Line) -> None:
         line.serve([line.ring.write(0, GROUP)], BOTH)
         line.receive(m.Released)
-        line.send(m.Reply(request=line.receive(m.Query).request, value={"counts": {"trained": 1}}))
+        line.send(statistics_of(line.receive(m.QueryStatistics)))
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
         with hook.next_batch():
@@ -487,7 +508,8 @@ def test_calls_from_several_threads_take_turns(tmp_path: Path) -> None:
     def script(line: Line) -> None:
         for _ in range(40):
             request = line.receive(m.Abort)
-            line.send(m.Reply(request=request.request, value=request.group))
+            assert request.group is not None
+            line.send(m.Aborted(request=request.request, num_groups=request.group))
 
     with Hub(tmp_path, script) as hub, TrainerHook.attach(**hub.where) as hook:
         answers: list[tuple[int, int]] = []

@@ -63,14 +63,11 @@ class Checkpoints:
         session = self._session
         with session.call():
             taken = session.ask(
-                m.TakeState,
+                lambda number: m.TakeState(request=number, step=step, payload=payload, interrupt=interrupt),
+                m.StateTaken,
                 waits_for="the state of the run",
                 timeout_s=session.wait_timeout_s,
-                step=step,
-                payload=payload,
-                interrupt=interrupt,
             )
-            assert isinstance(taken, m.StateTaken)
             try:
                 kept = self._keep(taken)
             finally:
@@ -80,17 +77,22 @@ class Checkpoints:
         state |= {KEPT: kept}
         return state if self._num_nodes == 1 else {_key(self._node, self._num_nodes): state}
 
-    def load(self, state: dict[str, Any] | None) -> Any:
+    def load(self, state: dict[str, Any] | None) -> m.StateLoaded:
         """Give the run a state; where it stands then."""
         if state is not None:
             state = _part_of(state, self._node, self._num_nodes)
-        request: dict[str, Any] = {"state": state}
-        if state is not None and KEPT in state:
-            kept = state[KEPT]
-            request["state"] = {name: value for name, value in state.items() if name != KEPT}
-            if kept and self._leads and self._spool_dir:
-                request |= self._hand_over(kept)
-        return self._session.ask_value(m.LoadState, timeout_s=self._session.wait_timeout_s, **request)
+        kept, path, entries = "", "", list[m.KeptEntry]()
+        if isinstance(state, dict):
+            kept = state.get(KEPT, "")
+            state = {name: value for name, value in state.items() if name != KEPT}
+        run_state = None if state is None else _run_state(state)
+        if kept and self._leads and self._spool_dir:
+            path, entries = self._hand_over(kept)
+        return self._session.ask_alone(
+            lambda number: m.LoadState(request=number, state=run_state, kept_path=path, kept=entries),
+            m.StateLoaded,
+            timeout_s=self._session.wait_timeout_s,
+        )
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -118,8 +120,8 @@ class Checkpoints:
 
     # --- loading ----------------------------------------------------------------------------------
 
-    def _hand_over(self, kept: Any) -> dict[str, Any]:
-        """Write the block to where the generator can read it; what the hub must know of it."""
+    def _hand_over(self, kept: Any) -> tuple[str, list[m.KeptEntry]]:
+        """Write the block to where the generator can read it; the file, and what is in it."""
         try:
             block = base64.b64decode(kept, validate=True)
         except (TypeError, ValueError) as error:
@@ -134,8 +136,8 @@ class Checkpoints:
         except OSError as error:
             log.warning("kept_groups_start_anew num=%d error=%s", len(entries), error)
             path.unlink(missing_ok=True)
-            return {}
-        return {"kept_path": str(path), "kept": entries}
+            return "", []
+        return str(path), entries
 
 
 def _key(node: int, num_nodes: int) -> str:
@@ -185,3 +187,22 @@ def _partials(path: str) -> Iterator[KeptGroup]:
         log.info("no_partials error=%s", error)
         return
     yield from unpack(block)
+
+
+def _run_state(state: dict[str, Any]) -> m.RunState:
+    try:
+        return msgspec.convert(state, m.RunState)
+    except msgspec.ValidationError:
+        raise HookStateError(_not_a_state(state)) from None
+
+
+def _not_a_state(found: object) -> str:
+    """Why what was loaded is no state of a run."""
+    rule = "the state must be what hook.state_dict() of this release gave"
+    if not isinstance(found, dict):
+        return f"{rule}, found {type(found).__name__}"
+    fields = {field.name: field.required for field in msgspec.structs.fields(m.RunState)}
+    missing = [name for name, is_required in fields.items() if is_required and name not in found]
+    more = [str(name) for name in found if name not in fields]
+    names = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(more)}"] * bool(more)
+    return f"{rule}, found one {' and '.join(names) or 'with values of other types'}"

@@ -25,7 +25,8 @@ class PendingEvaluation:
 
     def __init__(self, session: Session, order: m.EvaluationOrder) -> None:
         self._session = session
-        self._number: int = session.ask_value(m.Evaluate, order=order)
+        begun = session.ask_alone(lambda number: m.Evaluate(request=number, order=order), m.EvaluationBegun)
+        self._number = begun.evaluation
         self._prompts: dict[int, EvaluatedPrompt] = {}
         self._request: int | None = None
         self._is_over = False
@@ -74,7 +75,9 @@ class PendingEvaluation:
         """End it: its requests are aborted, and what it brought is forgotten. Idempotent."""
         if not self._is_over:
             self._is_over = True
-            self._session.ask_value(m.CancelEvaluation, evaluation=self._number)
+            self._session.ask_alone(
+                lambda number: m.CancelEvaluation(request=number, evaluation=self._number), m.Reply
+            )
 
     def _ask(self) -> int:
         """Number of the request for the next part, sent now or before."""

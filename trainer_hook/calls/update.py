@@ -182,24 +182,27 @@ class Updating:
     def _pause(self) -> None:
         with self._session.call():
             self._session.ask(
-                m.UpdatePause,
+                lambda number: m.UpdatePause(request=number),
+                m.Reply,
                 waits_for="the engines to stand still",
                 timeout_s=self._session.wait_timeout_s,
             )
 
     def _publish(self, update: WeightUpdate, pushed: Pushed) -> None:
         done = self._session.ask(
-            m.UpdatePublish,
+            lambda number: m.UpdatePublish(
+                request=number,
+                leader=update.is_leader,
+                path=None if pushed.path is None else str(pushed.path),
+                is_streamed=pushed.is_streamed,
+                probes=list(pushed.probes),
+                scored=pushed.scored,
+                version=update.version if self.sharing is not None else None,
+            ),
+            m.UpdateDone,
             waits_for=f"all ranks and engines to take version {update.version}",
             timeout_s=self._session.wait_timeout_s,
-            leader=update.is_leader,
-            path=None if pushed.path is None else str(pushed.path),
-            is_streamed=pushed.is_streamed,
-            probes=list(pushed.probes),
-            scored=pushed.scored,
-            version=update.version if self.sharing is not None else None,
         )
-        assert isinstance(done, m.UpdateDone)
         self.version = done.version
         self._time.bubble_s += done.bubble_s
 

@@ -5,7 +5,7 @@ from trainer_hook.messages.from_generator import EngineFigures
 
 
 class ChangeEngines(Message):
-    """An engine joins, or leaves. An observer's is answered by `Reply` when it is done, or `Refused`; the
+    """An engine joins, or leaves. An observer's is answered by `EnginesNow` or `Refused`; the
     launcher's is not answered; the hub's to the generator by `EnginesChanged`."""
 
     request: int
@@ -14,6 +14,15 @@ class ChangeEngines(Message):
     """It gets requests as soon as it holds the current weights. False: it gets no more."""
     drain_s: float = 0.0
     """Longest wait for the requests that an engine which leaves still has; then they go on elsewhere."""
+
+
+class EnginesNow(Message):
+    """Answer to `ChangeEngines`: all that are asked now."""
+
+    request: int
+    engines: list[str]
+    concurrency: int
+    """Samples that they take at once."""
 
 
 class EnginesDown(Message):

@@ -1,11 +1,11 @@
 """What the generator says to the hub."""
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
 from trainer_hook.messages.base import Message
+from trainer_hook.messages.streaming import Audience
 
 
 class GeneratorReady(Message):
@@ -112,7 +112,8 @@ class StageDone(Message):
     """Every engine that takes part has taken this step of a stream."""
 
     number: int
-    value: Any = None
+    audience: Audience | None = None
+    """Of `OpenStream` alone."""
 
 
 class StageFailed(Message):

@@ -57,15 +57,14 @@ class UpdatePublish(Message):
 
 
 class UpdateStage(Message):
-    """The leader asks the engines to take the next step of a stream; answered by `Reply` with its value."""
+    """The leader asks the engines to take the next step of a stream; answered by `StageTaken`."""
 
     request: int
     stage: Stage
 
 
 class UpdatePassed(Message):
-    """A rank is through with its weights. When all are, each hears by `Reply` what the leader says: a plain
-    dict of the two fields below."""
+    """A rank is through with its weights; answered by `PassEnded` when all are."""
 
     request: int
     again: bool = False
@@ -88,7 +87,8 @@ class UpdateCancel(Message):
 
 
 class Abort(Message):
-    """Abort running work: all of it, one group or one sample of it, or groups begun before a version."""
+    """Abort running work: all of it, one group or one sample of it, or groups begun before a version;
+    answered by `Aborted`."""
 
     request: int
     group: int | None = None
@@ -103,11 +103,16 @@ class Hold(Message):
     held: bool
 
 
-class Query(Message):
-    """Ask for `statistics` or `state`, as an observer for a `snapshot`; answered by `Reply` with a value."""
+class QueryStatistics(Message):
+    """Answered by `StatisticsTaken`."""
 
     request: int
-    what: str
+
+
+class QuerySnapshot(Message):
+    """An observer's; answered by `SnapshotTaken`."""
+
+    request: int
     steps_seen: int = 0
     """`totals.steps` of the last snapshot that the asker has: the next one brings the steps since."""
     updates_seen: int = 0
@@ -145,7 +150,7 @@ class TakeState(Message):
 
 
 class TellWeights(Message):
-    """Ask which weights the engines were given, once they were; answered by `Reply`."""
+    """Ask which weights the engines were given, once they were; answered by `WeightsTold`."""
 
     request: int
 
@@ -188,10 +193,10 @@ class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadState(Message):
-    """Give the run the state of a checkpoint before its first batch; answered by `Reply`."""
+    """Give the run the state of a checkpoint before its first batch; answered by `StateLoaded`."""
 
     request: int
-    state: dict[str, Any] | None
+    state: RunState | None
     """None: the run's own beginning."""
     kept_path: str = ""
     """File of what the checkpoint kept of unfinished groups; the hub's to remove."""
@@ -202,8 +207,11 @@ class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt that an evaluation brings along."""
 
     prompt: str | list[dict[str, Any]]
+    """Text, or messages as the chat template takes them."""
     label: Any = None
+    """The user's own, for the reward."""
     metadata: dict[str, Any] = {}
+    """The user's own."""
 
 
 class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,7 +225,7 @@ class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluate(Message):
-    """Begin an evaluation; answered by `Reply` with its number."""
+    """Begin an evaluation; answered by `EvaluationBegun`."""
 
     request: int
     order: EvaluationOrder

@@ -30,7 +30,7 @@ class _Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
 class OpenStream(_Stage):
     """Engines stand still, and are told that their weights will be replaced piece by piece.
 
-    Its value is an `Audience`, as a plain dict.
+    Answered with an `Audience`; the other stages have no value.
     """
 
     via: Via
@@ -49,7 +49,7 @@ class Audience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinGroup(_Stage):
-    """Every worker of every engine joins a new process group, whose rank 0 is the leader. No value."""
+    """Every worker of every engine joins a new process group, whose rank 0 is the leader."""
 
     group: str
     former: str | None
@@ -61,13 +61,13 @@ class JoinGroup(_Stage):
 
 
 class TakeTensors(_Stage):
-    """Engines take the bucket in a file: a pickle of (name, tensor) pairs, as SGLang wants it. No value."""
+    """Engines take the bucket in a file: a pickle of (name, tensor) pairs, as SGLang wants it."""
 
     path: str
 
 
 class TakeBroadcast(_Stage):
-    """Engines receive one broadcast a tensor, in this order. No value."""
+    """Engines receive one broadcast a tensor, in this order."""
 
     group: str
     names: list[str]
@@ -99,7 +99,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SealStream(_Stage):
-    """Everything was sent: engines tell the label of the new version. No value."""
+    """Everything was sent: engines tell the label of the new version."""
 
     probes: list[Probe] = []
 

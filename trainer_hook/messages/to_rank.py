@@ -1,12 +1,11 @@
 """What the hub says to a trainer rank."""
 
-from typing import Any
-
 import msgspec
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_generator import Commit
 from trainer_hook.messages.from_rank import RunState
+from trainer_hook.messages.streaming import Audience
 
 
 class Handout(Message):
@@ -101,8 +100,102 @@ class EvaluationPart(Message):
 
 
 class Reply(Message):
+    """What was asked for is done."""
+
     request: int
-    value: Any = None
+
+
+class Aborted(Message):
+    """Answer to `Abort`."""
+
+    request: int
+    num_groups: int
+
+
+class EvaluationBegun(Message):
+    """Answer to `Evaluate`."""
+
+    request: int
+    evaluation: int
+
+
+class StageTaken(Message):
+    """Answer to `UpdateStage`."""
+
+    request: int
+    audience: Audience | None
+    """Of `OpenStream` alone."""
+
+
+class PassEnded(Message):
+    """Answer to `UpdatePassed`: what the leader says, once all ranks are through."""
+
+    request: int
+    again: bool
+    failure: str | None
+
+
+class WeightsTold(Message):
+    """Answer to `TellWeights`."""
+
+    request: int
+    lineage: str
+    version: int
+    pending: bool
+    """They lack the weights of a checkpoint."""
+
+
+class StateLoaded(Message):
+    """Answer to `LoadState`: where the run stands now."""
+
+    request: int
+    step: int
+    version: int
+    lineage: str
+
+
+class RingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    bytes: int
+    span_bytes: int
+    """From tail to head."""
+    live_bytes: int
+    """What records hold."""
+    num_records: int
+    oldest_lease_s: float
+
+
+class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The hub's part of `hook.statistics()`."""
+
+    counts: dict[str, int]
+    """Groups by where they are; empty before the data is read."""
+    step: int
+    version: int
+    lineage: str
+    update: str
+    waits_for: str
+    ring: RingStatistics
+    refused_records: int
+    mean_record_bytes: float
+    trained_tokens: float
+    dropped_tokens: float
+    generator: dict[str, float]
+    """The figures of its last `Pulse`; empty while none is up."""
+
+
+class StatisticsTaken(Message):
+    """Answer to `QueryStatistics`."""
+
+    request: int
+    statistics: HubStatistics
+
+
+class SnapshotTaken(Message):
+    """Answer to `QuerySnapshot`."""
+
+    request: int
+    snapshot: bytes
+    """An encoded snapshot, which only viewers read."""
 
 
 class StateTaken(Message):

@@ -7,9 +7,9 @@ are the parent's.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 from shm.fork import disarm_in_children
 from shm.ring.reader import RingReader
@@ -29,6 +29,10 @@ _FORKED = (
     "this hook belongs to the process that attached it; a forked child (such as a DataLoader worker) may "
     "read its tensors but makes no hook call: attach in the child, or call from the parent"
 )
+
+A = TypeVar("A", bound=m.Message)
+Request = Callable[[int], m.Message]
+"""Makes a request of its number."""
 
 
 class Session:
@@ -96,20 +100,20 @@ class Session:
             self.inside = None
             yield self._unusable is None
 
-    def ask(self, kind: Any, *, waits_for: str, timeout_s: float, **fields: Any) -> Any:
-        """Send a request and return its answer."""
-        request = kind(request=self.connection.next_number(), **fields)
-        return self.connection.ask(
-            request, timeout_s=timeout_s, waits_for=f"{self.name} waits for {waits_for}"
+    def ask(self, request: Request, answer: type[A], *, waits_for: str, timeout_s: float) -> A:
+        """Send the request that is made of a number, and return its answer."""
+        found = self.connection.ask(
+            request(self.connection.next_number()),
+            timeout_s=timeout_s,
+            waits_for=f"{self.name} waits for {waits_for}",
         )
+        assert isinstance(found, answer)
+        return found
 
-    def ask_value(self, kind: Any, *, timeout_s: float | None = None, **fields: Any) -> Any:
-        """A whole call: the value of the hub's `Reply`, which comes at once by default."""
-        timeout_s = REPLY_TIMEOUT_S if timeout_s is None else timeout_s
+    def ask_alone(self, request: Request, answer: type[A], *, timeout_s: float = REPLY_TIMEOUT_S) -> A:
+        """A whole call of one request, which is answered at once by default."""
         with self.call():
-            reply = self.ask(kind, waits_for=f"its answer to {kind.__name__}", timeout_s=timeout_s, **fields)
-            assert isinstance(reply, m.Reply)
-            return reply.value
+            return self.ask(request, answer, waits_for="its answer", timeout_s=timeout_s)
 
     def report_returned(self) -> None:
         """Tell the hub which records of ended steps became free."""

@@ -10,14 +10,13 @@ Invariant: a step is taken by all nodes or by none: each collective carries whet
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from trainer_hook import messages as m
 from trainer_hook.errors import HookError, WeightUpdateFailed
 from trainer_hook.session.nodes import Nodes
-from trainer_hook.session.session import Session
+from trainer_hook.session.session import A, Request, Session
 
 
 class Sharing:
@@ -47,17 +46,21 @@ class Sharing:
             return
         told = [0.0, 0.0, 0.0, 0.0]
         if self._leads and self._speaks:
-            found = self._ask(m.TellWeights, "the generator that leads to be ready").value
-            told = [1.0, float(int(found["lineage"], 16)), float(found["version"]), float(found["pending"])]
+            found = self._ask(
+                lambda number: m.TellWeights(request=number),
+                m.WeightsTold,
+                "the generator that leads to be ready",
+            )
+            told = [1.0, float(int(found.lineage, 16)), float(found.version), float(found.pending)]
         _, number, version, pending = max(self._nodes.exchange(told))
         self.lineage = f"{int(number):08x}"
         if self._speaks and not self._leads:
             self._ask(
-                m.FollowWeights,
+                lambda number: m.FollowWeights(
+                    request=number, lineage=self.lineage, version=int(version), pending=bool(pending)
+                ),
+                m.Reply,
                 "the hub to go by the leader's weights",
-                lineage=self.lineage,
-                version=int(version),
-                pending=bool(pending),
             )
         self._is_settled = True
 
@@ -68,7 +71,11 @@ class Sharing:
         failure = None
         if self._speaks and not self._leads:
             try:
-                self._ask(m.UpdatePause, "the generator to be prepared for new weights")
+                self._ask(
+                    lambda number: m.UpdatePause(request=number),
+                    m.Reply,
+                    "the generator to be prepared for new weights",
+                )
             except HookError as error:
                 failure = error
         self._all_well(failure)
@@ -109,5 +116,6 @@ class Sharing:
                 f"{self._nodes.name(failed)}: its log has the error"
             )
 
-    def _ask(self, kind: Any, waits_for: str, **fields: Any) -> Any:
-        return self._session.ask(kind, waits_for=waits_for, timeout_s=self._session.wait_timeout_s, **fields)
+    def _ask(self, request: Request, answer: type[A], waits_for: str) -> A:
+        timeout_s = self._session.wait_timeout_s
+        return self._session.ask(request, answer, waits_for=waits_for, timeout_s=timeout_s)

@@ -147,7 +147,7 @@ class Pusher:
             return None
         with self._session.call():
             word = self._agree(again=False, failure=None if failure is None else str(failure))
-        return None if word["failure"] is None else str(word["failure"])
+        return word.failure
 
     def _index(self, begun: m.UpdateBegun) -> ModelIndex | None:
         """The engines' model as its folder describes it; None where that cannot be read here."""
@@ -180,12 +180,12 @@ class Pusher:
             may_repeat = number < _MAX_PASSES and self.nodes is None and not partial
             again = isinstance(failure, StreamBroken) and may_repeat
             word = self._agree(again=again, failure=None if failure is None else str(failure))
-            if not word["again"]:
+            if not word.again:
                 break
         if isinstance(failure, PublishFailed):
             raise failure
-        if word["failure"] is not None:
-            text = f"the engines did not take the weights: {word['failure']}"
+        if word.failure is not None:
+            text = f"the engines did not take the weights: {word.failure}"
             raise WeightUpdateFailed(text) from failure
 
     def _pass(self, weights: Gathering, begun: m.UpdateBegun, opening: m.OpenStream) -> HookError | None:
@@ -207,18 +207,14 @@ class Pusher:
             self._group = stream.group
         return stream.failure
 
-    def _agree(self, *, again: bool, failure: str | None) -> dict[str, Any]:
+    def _agree(self, *, again: bool, failure: str | None) -> m.PassEnded:
         """What the leader says, heard by every rank when all have made their pass."""
-        reply = self._session.ask(
-            m.UpdatePassed,
+        return self._session.ask(
+            lambda number: m.UpdatePassed(request=number, again=again, failure=failure),
+            m.PassEnded,
             waits_for="all ranks and engines to be through with the weights",
             timeout_s=self._session.wait_timeout_s,
-            again=again,
-            failure=failure,
         )
-        assert isinstance(reply, m.Reply)
-        assert isinstance(reply.value, dict)
-        return reply.value
 
 
 def _check_partial(begun: m.UpdateBegun, *, needs_rest: bool) -> None:
@@ -248,7 +244,7 @@ class _Engines:
     def has_ended(self, number: int) -> bool:
         return self._session.connection.has_arrived(number)
 
-    def finish(self, number: int) -> Any:
+    def finish(self, number: int) -> m.Audience | None:
         connection = self._session.connection
         try:
             reply = connection.wait(
@@ -258,5 +254,5 @@ class _Engines:
             )
         finally:
             connection.forget(number)
-        assert isinstance(reply, m.Reply)
-        return reply.value
+        assert isinstance(reply, m.StageTaken)
+        return reply.audience

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
-import msgspec
-
 from trainer_hook import messages as m
 from trainer_hook.errors import HookError, PublishFailed, StreamBroken
 from trainer_hook.model.probes import Probes
@@ -44,8 +42,8 @@ class Engines(Protocol):
     def has_ended(self, number: int) -> bool:
         """Whether `finish` would return, or raise, at once."""
 
-    def finish(self, number: int) -> Any:
-        """Wait for a stage to be taken by all engines; its value."""
+    def finish(self, number: int) -> m.Audience | None:
+        """Wait for a stage to be taken by all engines; who takes part, of an opening."""
 
 
 class Stream:
@@ -89,13 +87,15 @@ class Stream:
 
     def _open(self) -> m.Audience:
         self._begin(self._opening)
-        return msgspec.convert(self._finish(), m.Audience)
+        audience = self._finish()
+        assert audience is not None
+        return audience
 
     def _begin(self, stage: m.Stage) -> None:
         assert self._pending is None, "stages follow one another"
         self._pending = self._engines.begin(stage)
 
-    def _finish(self) -> Any:
+    def _finish(self) -> m.Audience | None:
         number, self._pending = self._pending, None
         return None if number is None else self._engines.finish(number)
 

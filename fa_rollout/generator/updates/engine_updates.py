@@ -103,12 +103,12 @@ class EngineUpdates(UpdateOrders):
         self._lease_ends_s = None
         try:
             await self._pause(may_be_none=True)
-            value = await self._stages.take(message, self._engine_mode)
+            audience = await self._stages.take(message, self._engine_mode)
         except ClientError as error:
             text = f"{type(error).__name__}: {error}"
             self._send(StageFailed(number=message.number, text=text, may_retry=may_retry(error)))
         else:
-            self._send(StageDone(number=message.number, value=value))
+            self._send(StageDone(number=message.number, audience=audience))
         self._lease(message.lease_s)
 
     # --- publication ------------------------------------------------------------------------------

@@ -6,9 +6,6 @@ leaves the update, however long engines would still wait for it.
 
 import asyncio
 import logging
-from typing import Any
-
-import msgspec
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.fleet.weight_stream import EnginesLost
@@ -44,8 +41,8 @@ class StreamStages:
         """It is known now."""
         self._interrupt.clear()
 
-    async def take(self, message: EngineStage, mode: str) -> Any:
-        """Have every engine take a stage; its value, as plain data. `mode`: in which engines are paused.
+    async def take(self, message: EngineStage, mode: str) -> Audience | None:
+        """Have every engine take a stage; of an opening, who takes part. `mode`: in which engines are paused.
 
         Raises:
             ClientError: they did not; `may_retry` says whether to begin anew.
@@ -62,11 +59,11 @@ class StreamStages:
             work.cancel()
             await asyncio.gather(interrupt, work, return_exceptions=True)
 
-    async def _take(self, message: EngineStage, mode: str) -> Any:
+    async def _take(self, message: EngineStage, mode: str) -> Audience | None:
         streams, stage = self._pool.streams, message.stage
         match stage:
             case OpenStream():
-                return msgspec.to_builtins(await self._opened(stage, mode))
+                return await self._opened(stage, mode)
             case JoinGroup():
                 await streams.join_group(stage)
             case TakeTensors():

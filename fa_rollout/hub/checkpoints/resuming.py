@@ -22,18 +22,6 @@ from trainer_hook import messages as m
 from trainer_hook.messages import RunState
 
 
-def _not_a_state(found: object) -> str:
-    """Why what was loaded is no state of a run."""
-    rule = "the state must be what hook.state_dict() of this release gave"
-    if not isinstance(found, dict):
-        return f"{rule}, found {type(found).__name__}"
-    fields = {field.name: field.required for field in msgspec.structs.fields(RunState)}
-    missing = [name for name, is_required in fields.items() if is_required and name not in found]
-    more = [str(name) for name in found if name not in fields]
-    names = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(more)}"] * bool(more)
-    return f"{rule}, found one {' and '.join(names) or 'with values of other types'}"
-
-
 class Restarts:
     """Lets trainers go on."""
 
@@ -41,7 +29,7 @@ class Restarts:
         self._core = core
         self._was_lost = False
         """The last trainer did not leave in order."""
-        self._loaded: m.Reply | None = None
+        self._loaded: m.StateLoaded | None = None
         """Answer to the leader's load in this life of the trainer."""
         self._early: list[tuple[Attachment, m.LoadState]] = []
         """Loads of ranks that were quicker than the leader."""
@@ -155,17 +143,15 @@ class Restarts:
             if flow.step > 0 or flow.version > 0:
                 self._go_to(checkpoint.beginning(flow), flow)
         else:
-            try:
-                state = msgspec.convert(message.state, RunState)
-            except msgspec.ValidationError:
-                return _not_a_state(message.state)
+            state = message.state
             refusal = checkpoint.refusal(flow, state)
             if refusal is not None:
                 return refusal
             self._core.has_given_state = True
             self._go_to(state, flow, message)
-        value = {"step": flow.step, "version": flow.version, "lineage": self._core.lineage}
-        self._loaded = m.Reply(request=0, value=value)
+        self._loaded = m.StateLoaded(
+            request=0, step=flow.step, version=flow.version, lineage=self._core.lineage
+        )
         return None
 
     def _go_to(self, state: RunState, flow: Flow, message: m.LoadState | None = None) -> None:

@@ -1,11 +1,11 @@
 """What the hub tells of itself. Reads the state, changes nothing."""
 
-from typing import Any
+from dataclasses import asdict
 
 import msgspec
 
 from fa_rollout.hub.core import Core
-from fa_rollout.hub.flow.books import Counts
+from trainer_hook.messages import HubStatistics, RingStatistics
 
 
 def counts(core: Core) -> dict[str, int]:
@@ -23,36 +23,29 @@ def counts(core: Core) -> dict[str, int]:
     }
 
 
-def statistics(core: Core) -> dict[str, Any]:
-    """A snapshot for `hook.statistics()` and observers."""
-    flow = core.flow
-    now = flow.books.counts() if flow else None
-    return {
-        "counts": {name: getattr(now, name) for name in Counts.__slots__} if now else {},
-        "step": flow.step if flow else 0,
-        "version": flow.version if flow else 0,
-        "lineage": core.lineage,
-        "update": str(core.updates.phase),
-        "waits_for": core.waits_for(),
-        "ring": _ring(core),
-        "refused_records": flow.meter.num_refused if flow else 0,
-        "mean_record_bytes": flow.meter.mean_record_bytes if flow else 0.0,
-        "trained_tokens": flow.meter.trained_tokens if flow else 0,
-        "dropped_tokens": flow.meter.dropped_tokens if flow else 0.0,
-        "generator": _generator(core),
-    }
-
-
-def _ring(core: Core) -> dict[str, float]:
-    """Bytes of the ring: its size, the span from tail to head, and what records hold."""
-    used = core.table.statistics()
-    return {
-        "bytes": used.size_bytes,
-        "span_bytes": used.span_bytes,
-        "live_bytes": used.live_bytes,
-        "num_records": used.num_live,
-        "oldest_lease_s": used.oldest_lease_s,
-    }
+def statistics(core: Core) -> HubStatistics:
+    """For `hook.statistics()`."""
+    flow, ring = core.flow, core.table.statistics()
+    return HubStatistics(
+        counts=asdict(flow.books.counts()) if flow else {},
+        step=flow.step if flow else 0,
+        version=flow.version if flow else 0,
+        lineage=core.lineage,
+        update=core.updates.phase,
+        waits_for=core.waits_for(),
+        ring=RingStatistics(
+            bytes=ring.size_bytes,
+            span_bytes=ring.span_bytes,
+            live_bytes=ring.live_bytes,
+            num_records=ring.num_live,
+            oldest_lease_s=ring.oldest_lease_s,
+        ),
+        refused_records=flow.meter.num_refused if flow else 0,
+        mean_record_bytes=flow.meter.mean_record_bytes if flow else 0.0,
+        trained_tokens=flow.meter.trained_tokens if flow else 0,
+        dropped_tokens=flow.meter.dropped_tokens if flow else 0.0,
+        generator=_generator(core),
+    )
 
 
 def _generator(core: Core) -> dict[str, float]:

@@ -5,11 +5,11 @@ snapshot is made once for all who ask at a time, and one that asks on without re
 """
 
 import time
-from typing import Any
+
+import msgspec
 
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.selector import Selector
-from fa_rollout.hub.reporting.figures import statistics
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
 from fa_rollout.observe.snapshot import Snapshot
 from shm.channels.channel import Channel
@@ -37,18 +37,14 @@ class Observers:
         if len(self._channels) >= MAX_OBSERVERS:
             return f"this run has {MAX_OBSERVERS} observers, and cannot have more: end some of them"
         self._channels[channel] = (0, 0)
-        self._selector.send(channel, m.Reply(request=0, value=self._core.run))
+        self._selector.send(channel, m.Reply(request=0))
         return None
 
-    def answer(self, channel: Channel, query: m.Query) -> bool:
+    def answer(self, channel: Channel, query: m.QuerySnapshot) -> bool:
         """Answer a question; False for an observer that does not read and must be dropped."""
-        value: Any = None
-        if query.what == "snapshot":
-            value = self._snapshot_since(query.steps_seen, query.updates_seen)
-            self._channels[channel] = (value.totals.steps, value.totals.updates)
-        elif query.what == "statistics":
-            value = statistics(self._core)
-        self._selector.send(channel, m.Reply(request=query.request, value=value))
+        found = self._snapshot_since(query.steps_seen, query.updates_seen)
+        self._channels[channel] = (found.totals.steps, found.totals.updates)
+        self._selector.send(channel, _taken(query.request, found))
         return channel.statistics().queued_bytes <= MAX_UNREAD_BYTES
 
     def left(self, channel: Channel) -> None:
@@ -59,7 +55,7 @@ class Observers:
         """Tell all of them how the run ended; what one has not read by now is not waited for."""
         self._snapshot = None
         for channel, seen in self._channels.items():
-            self._selector.send(channel, m.Reply(request=0, value=self._snapshot_since(*seen)))
+            self._selector.send(channel, _taken(0, self._snapshot_since(*seen)))
             self._selector.send(channel, ended)
         self._selector.flush()
         for channel in self._channels:
@@ -75,3 +71,7 @@ class Observers:
             snapshot = portrait(self._core)
             self._snapshot = (now_s, num_events, snapshot)
         return with_history(self._core, snapshot, steps_seen=steps_seen, updates_seen=updates_seen)
+
+
+def _taken(request: int, snapshot: Snapshot) -> m.SnapshotTaken:
+    return m.SnapshotTaken(request=request, snapshot=msgspec.msgpack.encode(snapshot))

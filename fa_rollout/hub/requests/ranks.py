@@ -115,10 +115,9 @@ class RankDesk:
                 self._with_flow(rank, lambda flow: self._abort(rank, message, flow))
             case m.Hold():
                 self._with_flow(rank, lambda flow: self._hold(rank, message, flow))
-            case m.Query():
-                self._core.outbox.to_rank(
-                    rank, m.Reply(request=message.request, value=statistics(self._core))
-                )
+            case m.QueryStatistics():
+                found = statistics(self._core)
+                self._core.outbox.to_rank(rank, m.StatisticsTaken(request=message.request, statistics=found))
             case m.TakeState():
                 self._with_flow(rank, lambda flow: self._states.take(rank, message, flow))
             case m.TellWeights():
@@ -190,7 +189,7 @@ class RankDesk:
         names = [group.group for group in running]
         if names:
             self._core.outbox.to_generator(m.AbortRunning(groups=names, member=message.member))
-        self._core.outbox.to_rank(rank, m.Reply(request=message.request, value=len(names)))
+        self._core.outbox.to_rank(rank, m.Aborted(request=message.request, num_groups=len(names)))
 
     def _evaluate(self, rank: Attachment, message: m.Evaluate, flow: Flow) -> None:
         if flow.weights_pending:

@@ -9,7 +9,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment
-from trainer_hook.messages import FollowWeights, Reply, TellWeights
+from trainer_hook.messages import FollowWeights, Reply, TellWeights, WeightsTold
 
 
 class Sharing:
@@ -20,8 +20,13 @@ class Sharing:
 
     def tell(self, rank: Attachment, message: TellWeights, flow: Flow) -> None:
         """What this run gave the engines."""
-        value = {"lineage": flow.lineage, "version": flow.version, "pending": flow.weights_pending}
-        self._core.outbox.to_rank(rank, Reply(request=message.request, value=value))
+        told = WeightsTold(
+            request=message.request,
+            lineage=flow.lineage,
+            version=flow.version,
+            pending=flow.weights_pending,
+        )
+        self._core.outbox.to_rank(rank, told)
 
     def follow(self, rank: Attachment, message: FollowWeights, flow: Flow) -> None:
         """What the run that leads gave them."""

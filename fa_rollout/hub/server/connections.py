@@ -118,7 +118,7 @@ class Reception:
     def _handle(self, connection: Connection, message: m.Message) -> None:
         if connection.rank is not None:
             self._hub.ranks.from_rank(connection.rank, message)
-        elif connection.is_observer and isinstance(message, m.Query):
+        elif connection.is_observer and isinstance(message, m.QuerySnapshot):
             if not self.observers.answer(connection.channel, message):
                 raise ChannelError("an observer must read what it asks for, and this one does not")
         elif connection.is_observer and isinstance(message, m.ChangeEngines):

@@ -65,7 +65,7 @@ class Evaluations:
         self._note(
             events.EvaluationBegan(number=self._last, rank=rank.hello.dp_rank, dataset=message.order.dataset)
         )
-        self._to_rank(rank, m.Reply(request=message.request, value=self._last))
+        self._to_rank(rank, m.EvaluationBegun(request=message.request, evaluation=self._last))
         self._order(evaluation)
 
     def collect(self, rank: Attachment, message: m.Collect) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Note
-from trainer_hook.messages import ChangeEngines, EnginesChanged, Message, Refused, Reply
+from trainer_hook.messages import ChangeEngines, EnginesChanged, EnginesNow, Message, Refused
 
 Answer = Callable[[Message], None]
 
@@ -66,8 +66,9 @@ class Roster:
             self._warn(f"engine {url} could not {'join' if joins else 'leave'}: {error}")
             wish.answer(Refused(request=wish.request, error="HookError", text=error))
         else:
-            value = {"engines": message.engines, "concurrency": message.concurrency}
-            wish.answer(Reply(request=wish.request, value=value))
+            wish.answer(
+                EnginesNow(request=wish.request, engines=message.engines, concurrency=message.concurrency)
+            )
 
     def generator_is_up(self, known: bytes) -> None:
         """A life begins: it gets what is open."""

@@ -26,12 +26,14 @@ from trainer_hook.messages import (
     ContinueEngines,
     EngineStage,
     Message,
+    PassEnded,
     PauseEngines,
     PublishWeights,
     Refused,
     Reply,
     StageDone,
     StageFailed,
+    StageTaken,
     UpdateBegun,
     UpdateCancel,
     UpdateDone,
@@ -142,10 +144,10 @@ class Updates:
         if len(requests) < len(entered):
             return
         failure = next((said.failure for _, said in requests if said.failure is not None), None)
-        word = {"again": any(said.again for _, said in requests), "failure": failure}
+        again = any(said.again for _, said in requests)
         for member, said in requests:
             member.entered_update = None
-            self._to_rank(member, Reply(request=said.request, value=word))
+            self._to_rank(member, PassEnded(request=said.request, again=again, failure=failure))
 
     def publish(self, rank: Attachment, message: UpdatePublish) -> None:
         """A rank leaves; with the last one the engines load."""
@@ -198,7 +200,7 @@ class Updates:
         if self._stage is None or self._stage.request != message.number:
             return
         if isinstance(message, StageDone):
-            self._answer_stage(Reply(request=message.number, value=message.value))
+            self._answer_stage(StageTaken(request=message.number, audience=message.audience))
         else:
             error = "StreamBroken" if message.may_retry else "WeightUpdateFailed"
             self._answer_stage(Refused(request=message.number, error=error, text=message.text))
