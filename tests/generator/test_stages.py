@@ -68,7 +68,7 @@ def test_answers_stand_still_for_a_stream_and_their_spans_tell_it(
         under_way(hub, engine, 0)
         trainer = Trainer(hub)
         audience = trainer.take(m.OpenStream(via=m.Via.TENSOR))
-        assert audience == {"urls": [engine.url], "num_workers": 1, "group": None}
+        assert audience == m.Audience(urls=[engine.url], num_workers=1)
         assert engine.state()["pause_mode"] == "retract"
         trainer.take(bucket)
         (taken,) = engine.requests(TENSORS)

@@ -24,9 +24,8 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -35,23 +34,55 @@ from trainer_hook.messages import Batch, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
-_NAME_BYTES = 56
-_NOBODY = -1.0
+_ROW_BYTES = 256
+"""What each rank sends: the length of its row, the row as msgpack, zeros."""
+_NOBODY = -1
 _MARGIN_S = 5.0
 """The first rank gives up before those that wait for its answer."""
 _ROUNDING_S = 0.01
+_NUMBER_BYTES = 4
+_HOST_LENGTH = 64
 _SHORTEST_S = 1.0
 """For what has arrived already, after the whole time was spent on another rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Where a rank of the job runs."""
 
     node: int
     host: str
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A rank's part of a step, as the other nodes need it. Figures of a node are told by one rank of it."""
+
+    has_ended: bool = False
+    """The node's data has: all else is 0."""
+    step: int = 0
+    num_micro_batches: int = 0
+    num_groups: int = 0
+    num_samples: int = 0
+    num_tokens: int = 0
+    num_ranks: int = 0
+    num_rewards: int = 0
+    reward_sum: float = 0.0
+    last: bool = False
+    staleness_max: int | None = None
+
+
+class LeaderWeights(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the node that leads gave the engines that all share."""
+
+    lineage: str = ""
+    """Empty on all other ranks."""
+    version: int = 0
+    pending: bool = False
+    """The engines lack them still."""
+
+
+Row = TypeVar("Row", int, bool, Place, Turn, LeaderWeights)
 
 
 class Nodes:
@@ -72,7 +103,7 @@ class Nodes:
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         self._timeout_s = timeout_s
-        self._here = Place(node=node, host=socket.gethostname())
+        self._here = Place(node=node, host=socket.gethostname()[:_HOST_LENGTH])
         self._places: list[Place] = []
         """By rank of the job; empty before the first step."""
 
@@ -83,76 +114,75 @@ class Nodes:
             PeerLost: a rank of another node is gone; the text names its node.
             HookStateError: the nodes stand at different steps.
         """
-        rows = self.exchange(_row(batch, speaks=self._speaks))
-        if batch is None or any(row[0] for row in rows):
+        turns = self.exchange(_turn(batch, speaks=self._speaks))
+        if batch is None or any(turn.has_ended for turn in turns):
             return None
-        _, counts, groups, samples, tokens, ranks, scored, rewards, lasts, stale, steps = zip(
-            *rows, strict=True
-        )
-        self._check_steps(steps)
+        self._check_steps([turn.step for turn in turns])
+        stale = [turn.staleness_max for turn in turns if turn.staleness_max is not None]
+        num_rewards = sum(turn.num_rewards for turn in turns)
         return msgspec.structs.replace(
             batch,
-            micro_batches=_padded(batch.micro_batches, int(max(counts))),
-            num_groups_global=int(sum(groups)),
-            num_samples_global=int(sum(samples)),
-            num_tokens_global=int(sum(tokens)),
-            num_ranks_global=int(sum(ranks)),
-            num_rewards_global=int(sum(scored)),
-            reward_mean=sum(rewards) / max(1.0, sum(scored)),
-            last=any(lasts),
-            staleness_max=None if min(stale) < 0 else int(max(stale)),
+            micro_batches=_padded(batch.micro_batches, max(turn.num_micro_batches for turn in turns)),
+            num_groups_global=sum(turn.num_groups for turn in turns),
+            num_samples_global=sum(turn.num_samples for turn in turns),
+            num_tokens_global=sum(turn.num_tokens for turn in turns),
+            num_ranks_global=sum(turn.num_ranks for turn in turns),
+            num_rewards_global=num_rewards,
+            reward_mean=sum(turn.reward_sum for turn in turns) / max(1, num_rewards),
+            last=any(turn.last for turn in turns),
+            staleness_max=None if len(stale) < len(turns) else max(stale),
         )
 
-    def _check_steps(self, steps: tuple[float, ...]) -> None:
+    def _check_steps(self, steps: list[int]) -> None:
         if len(set(steps)) > 1:
             found = ", ".join(
-                sorted({f"node {p.node} at {int(step)}" for p, step in zip(self._places, steps, strict=True)})
+                sorted({f"node {p.node} at {step}" for p, step in zip(self._places, steps, strict=True)})
             )
             raise HookStateError(
                 f"all nodes must stand at one step, found {found}: load the same checkpoint on all of them"
             )
 
-    def exchange(self, row: list[float]) -> list[list[float]]:
+    def exchange(self, row: Row) -> list[Row]:
         """A collective: the rows of all ranks, by rank.
 
         Raises:
             PeerLost: a rank of another node is gone.
         """
         if not self._places:
-            self._places = [_place(one) for one in self._round(_introduction(self._here))]
-        return self._round(row)
+            self._places = _decoded(self._round(_encoded(self._here)), Place)
+        return _decoded(self._round(_encoded(row)), type(row))
 
-    def _round(self, row: list[float]) -> list[list[float]]:
+    def _round(self, row: bytes) -> list[bytes]:
         if self._rank == 0:
             return self._collect(row)
         try:
             sent = self._begin_to_send(row, 0)
             arrival = self._begin_to_receive(1, 0)
-            answered = self._begin_to_receive(1 + self._size * len(row), 0)
+            answered = self._begin_to_receive(_NUMBER_BYTES + self._size * _ROW_BYTES, 0)
             arrival.wait(self._timeout_s)  # the first rank has come, and answers unless it is lost itself
             answer = answered.wait(self._timeout_s + _MARGIN_S)
             sent.wait(self._timeout_s)
         except RuntimeError as error:
             raise self._lost(0, error) from error
-        if answer[0] != _NOBODY:
-            raise self._lost(int(answer[0]), None)
-        return [answer[1 + i * len(row) : 1 + (i + 1) * len(row)] for i in range(self._size)]
+        lost, rows = _number_of(answer[:_NUMBER_BYTES]), answer[_NUMBER_BYTES:]
+        if lost != _NOBODY:
+            raise self._lost(lost, None)
+        return [rows[start : start + _ROW_BYTES] for start in range(0, len(rows), _ROW_BYTES)]
 
-    def _collect(self, row: list[float]) -> list[list[float]]:
+    def _collect(self, row: bytes) -> list[bytes]:
         others = range(1, self._size)
         lost = _FirstLost()
         arrivals, receives = [], []  # the first are not waited for: a rank takes its when it comes
         for rank in others:
             with lost.noting(rank):
-                arrivals.append(self._begin_to_send([_NOBODY], rank))
-                receives.append((rank, self._begin_to_receive(len(row), rank)))
-        rows = [row, *([0.0] * len(row) for _ in others)]
+                arrivals.append(self._begin_to_send(b"\1", rank))
+                receives.append((rank, self._begin_to_receive(_ROW_BYTES, rank)))
+        rows = [row] * self._size
         deadline_s = time.monotonic() + self._timeout_s
         for rank, receive in receives:
             with lost.noting(rank):
                 rows[rank] = receive.wait(max(_SHORTEST_S, deadline_s - time.monotonic()))
-        named = _NOBODY if lost.rank is None else float(lost.rank)
-        answer = [named, *(value for one in rows for value in one)]
+        answer = _bytes_of(_NOBODY if lost.rank is None else lost.rank) + b"".join(rows)
         answers = []
         for rank in others:
             with lost.noting(rank):
@@ -164,20 +194,24 @@ class Nodes:
             raise self._lost(lost.rank, lost.cause) from lost.cause
         return rows
 
-    def _begin_to_send(self, row: list[float], rank: int) -> "_Transfer":
+    def _begin_to_send(self, data: bytes, rank: int) -> "_Transfer":
         """Gloo sends when the other end receives."""
         import torch
         import torch.distributed as dist
 
-        tensor = torch.tensor(row, dtype=torch.float64)
-        return _Transfer(tensor, dist.isend(tensor, self._global(rank), group=self._group))
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        work = dist.isend(tensor, self._global(rank), group=self._group)
+        assert work is not None, "every rank is in the group"
+        return _Transfer(tensor, work)
 
-    def _begin_to_receive(self, length: int, rank: int) -> "_Transfer":
+    def _begin_to_receive(self, num_bytes: int, rank: int) -> "_Transfer":
         import torch
         import torch.distributed as dist
 
-        tensor = torch.empty(length, dtype=torch.float64)
-        return _Transfer(tensor, dist.irecv(tensor, self._global(rank), group=self._group))
+        tensor = torch.empty(num_bytes, dtype=torch.uint8)
+        work = dist.irecv(tensor, self._global(rank), group=self._group)
+        assert work is not None, "every rank is in the group"
+        return _Transfer(tensor, work)
 
     def _global(self, rank: int) -> int:
         import torch.distributed as dist
@@ -208,13 +242,13 @@ class _Silent(RuntimeError):
 
 
 class _Transfer:
-    """A row on its way."""
+    """Bytes on their way."""
 
-    def __init__(self, row: "Tensor", work: Any) -> None:
-        self._row = row
+    def __init__(self, data: "Tensor", work: "Work") -> None:
+        self._data = data
         self._work = work
 
-    def wait(self, timeout_s: float) -> list[float]:
+    def wait(self, timeout_s: float) -> bytes:
         """
         Raises:
             RuntimeError: it will not arrive; `_Silent` when the time is over.
@@ -226,8 +260,7 @@ class _Transfer:
             if time.monotonic() - began_s < timeout_s - _ROUNDING_S:
                 raise
             raise _Silent(f"nothing came in {timeout_s:.0f} s") from error
-        found: list[float] = self._row.tolist()
-        return found
+        return self._data.numpy().tobytes()
 
 
 class _FirstLost:
@@ -247,27 +280,45 @@ class _FirstLost:
                 self.rank, self.cause = rank, error
 
 
-def _introduction(place: Place) -> list[float]:
-    """Node, and the host's name byte by byte."""
-    name = place.host.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    return [float(place.node), *map(float, name)]
+def _encoded(row: Row) -> bytes:
+    data = msgspec.msgpack.encode(row)
+    assert len(data) <= _ROW_BYTES - _NUMBER_BYTES
+    return (_bytes_of(len(data)) + data).ljust(_ROW_BYTES, b"\0")
 
 
-def _place(row: list[float]) -> Place:
-    name = bytes(int(value) for value in row[1:]).rstrip(b"\0")
-    return Place(node=int(row[0]), host=name.decode(errors="replace"))
+def _decoded(rows: list[bytes], kind: type[Row]) -> list[Row]:
+    data = [row[_NUMBER_BYTES : _NUMBER_BYTES + _number_of(row[:_NUMBER_BYTES])] for row in rows]
+    return [msgspec.msgpack.decode(one, type=kind) for one in data]
 
 
-def _row(batch: Batch | None, *, speaks: bool) -> list[float]:
-    """Has ended; micro-batches, groups, samples, tokens, ranks, rewards, their sum; last, staleness, step."""
+def _bytes_of(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES, "little", signed=True)
+
+
+def _number_of(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _turn(batch: Batch | None, *, speaks: bool) -> Turn:
     if batch is None:
-        return [1.0] + [0.0] * 10
-    reward = batch.reward_mean * batch.num_rewards_global
-    counts = (batch.num_groups_global, batch.num_samples_global, batch.num_tokens_global)
-    figures = [*counts, batch.num_ranks_global, batch.num_rewards_global, reward]
-    own = [float(figure) if speaks else 0.0 for figure in figures]
-    staleness = -1.0 if batch.staleness_max is None else float(batch.staleness_max)
-    return [0.0, float(len(batch.micro_batches)), *own, float(batch.last), staleness, float(batch.step)]
+        return Turn(has_ended=True)
+    turn = Turn(
+        step=batch.step,
+        num_micro_batches=len(batch.micro_batches),
+        last=batch.last,
+        staleness_max=batch.staleness_max,
+    )
+    if not speaks:
+        return turn
+    return msgspec.structs.replace(
+        turn,
+        num_groups=batch.num_groups_global,
+        num_samples=batch.num_samples_global,
+        num_tokens=batch.num_tokens_global,
+        num_ranks=batch.num_ranks_global,
+        num_rewards=batch.num_rewards_global,
+        reward_sum=batch.reward_mean * batch.num_rewards_global,
+    )
 
 
 def _padded(micro_batches: list[list[Part]], num_wanted: int) -> list[list[Part]]:

@@ -15,7 +15,7 @@ import msgspec
 
 from trainer_hook import messages as m
 from trainer_hook.errors import HookError, WeightUpdateFailed
-from trainer_hook.session.nodes import Nodes
+from trainer_hook.session.nodes import LeaderWeights, Nodes
 from trainer_hook.session.session import A, Request, Session
 
 
@@ -44,20 +44,20 @@ class Sharing:
         """Have all runs count in the leader's lineage."""
         if self._is_settled:
             return
-        told = [0.0, 0.0, 0.0, 0.0]
+        told = LeaderWeights()
         if self._leads and self._speaks:
             found = self._ask(
                 lambda number: m.TellWeights(request=number),
                 m.WeightsTold,
                 "the generator that leads to be ready",
             )
-            told = [1.0, float(int(found.lineage, 16)), float(found.version), float(found.pending)]
-        _, number, version, pending = max(self._nodes.exchange(told))
-        self.lineage = f"{int(number):08x}"
+            told = LeaderWeights(lineage=found.lineage, version=found.version, pending=found.pending)
+        given = next(row for row in self._nodes.exchange(told) if row.lineage)
+        self.lineage = given.lineage
         if self._speaks and not self._leads:
             self._ask(
                 lambda number: m.FollowWeights(
-                    request=number, lineage=self.lineage, version=int(version), pending=bool(pending)
+                    request=number, lineage=given.lineage, version=given.version, pending=given.pending
                 ),
                 m.Reply,
                 "the hub to go by the leader's weights",
@@ -66,8 +66,7 @@ class Sharing:
 
     def enter(self, begun: m.UpdateBegun) -> m.UpdateBegun:
         """The update as the leader numbers it; it writes weights on the leader's first rank alone."""
-        mine = float(begun.version) if self._leads and self._speaks else -1.0
-        (version,) = max(self._nodes.exchange([mine]))
+        version = max(self._nodes.exchange(begun.version if self._leads and self._speaks else -1))
         failure = None
         if self._speaks and not self._leads:
             try:
@@ -79,7 +78,7 @@ class Sharing:
             except HookError as error:
                 failure = error
         self._all_well(failure)
-        return msgspec.structs.replace(begun, version=int(version), leader=begun.leader and self._leads)
+        return msgspec.structs.replace(begun, version=version, leader=begun.leader and self._leads)
 
     def leave(
         self, error: BaseException | None, publish: Callable[[], None], cancel: Callable[[], None]
@@ -106,10 +105,10 @@ class Sharing:
 
     def _all_well(self, failure: BaseException | None) -> None:
         """Raises on every rank when something went wrong on any."""
-        rows = self._nodes.exchange([0.0 if failure is None else 1.0])
+        has_failed = self._nodes.exchange(failure is not None)
         if failure is not None:
             raise failure
-        failed = next((rank for rank, row in enumerate(rows) if row[0]), None)
+        failed = next((rank for rank, it_has in enumerate(has_failed) if it_has), None)
         if failed is not None:
             raise WeightUpdateFailed(
                 "nodes that share engines update their weights together; the update failed on "

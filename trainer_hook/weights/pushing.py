@@ -137,12 +137,8 @@ class Pusher:
     def _told_to_all(self, failure: Exception | None) -> str | None:
         """What another rank has found to be wrong."""
         if self.nodes is not None:
-            rows = self.nodes.exchange([0.0 if failure is None else 1.0])
-            return (
-                "weights must fit on every rank; see the error of another one"
-                if any(map(sum, rows))
-                else None
-            )
+            has_failed = self.nodes.exchange(failure is not None)
+            return "weights must fit on every rank; see the error of another one" if any(has_failed) else None
         if self._session.is_alone:
             return None
         with self._session.call():
