@@ -230,7 +230,7 @@ def check_data(pattern: str, *, key: str = "data.path") -> list[Finding]:
     elif unreadable := [file for file in found if not os.access(file, os.R_OK)]:
         text, fix = f"{key}: {unreadable[0]} cannot be read", "change its permissions"
     elif not any(file.stat().st_size for file in found):
-        text, fix = f"{key} = {pattern!r}: {len(found)} files, all empty", "add prompts"
+        text, fix = f"{key} = {pattern!r} matches only empty files", "add prompts"
     else:
         return []
     return [_error("data", text, fix)]

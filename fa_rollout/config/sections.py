@@ -117,7 +117,8 @@ class Rollout(_Section):
     """Groups rejected in a row by the filter before the run stops. Not set: one epoch, 64 to 1,000."""
     group_timeout_s: SomeSeconds | None = None
     """Longest time from a group's dispatch to its rewards, not counting pauses for weight updates. Not set:
-    only the limits of requests, rewards and `idle_timeout_s` apply."""
+    the limits of requests, rewards and `idle_timeout_s` apply, and a generate function that takes turn after
+    turn is ended before a rank has waited for `trainer.stall_s`."""
     idle_timeout_s: SomeSeconds | None = None
     """Longest time that your generate function may run without an answer from an engine. Time during which an
     engine works on a request of the sample, or is paused or updated, does not count. Not set: half of

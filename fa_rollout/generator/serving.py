@@ -143,6 +143,8 @@ class ServingGenerator(ABC):
                     self._outbox.set_tail(message.position)
                 case m.Drop():
                     self._dispatcher.drop(message.groups, message.reason)
+                case m.EndEndless():
+                    self._dispatcher.end_endless(message.limit_s, message.rule)
                 case _:
                     if not self._handle(message, services):
                         logger.warning("event=message_ignored kind=%s", type(message).__name__)

@@ -15,6 +15,8 @@ class Deadline:
         """`rule`: what was broken when it is over, in words."""
         self.limit_s = limit_s
         self.rule = rule
+        self.num_renewals = 0
+        """How often there was progress."""
         self._left_s = limit_s
         self._num_pauses = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -43,9 +45,16 @@ class Deadline:
 
     def renew(self) -> None:
         """Begin anew: there was progress."""
+        self.num_renewals += 1
         self._hold()
         self._left_s = self.limit_s
         self._run()
+
+    def expire(self, rule: str) -> None:
+        """It is over now, for another reason."""
+        self.rule = rule
+        self._hold()
+        self._over()
 
     def _hold(self) -> None:
         if self._timer is not None:

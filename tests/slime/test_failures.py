@@ -77,6 +77,23 @@ def test_a_function_that_never_returns_costs_its_group_alone(tmp_path: Path, eng
     assert re.match(place, failed["reason"])
 
 
+def test_turns_without_end_cost_their_group_alone(tmp_path: Path, engines: Engines) -> None:
+    made, router = engines()
+    changes = {"custom_generate_function_path": f"{CODE}.turns_without_end", "fa_rollout_stall_s": 6.0}
+    manager = Manager(arguments(tmp_path, router, fa_rollout_log_dir=str(tmp_path / "log"), **changes))
+    train_async(manager, made, steps=range(6))
+    assert len(set(manager.trained)) == len(manager.trained) == 24
+    assert 2 not in manager.trained
+    rollout.close()
+    lines = (tmp_path / "log" / "events.jsonl").read_text().splitlines()
+    (failed,) = [event for event in map(json.loads, lines) if event["event"] == "failed"]
+    assert failed["group"] == 2
+    place = (
+        r"slime: timeout: it took turn after turn for 4.2 s, .*trainer.stall_s\); it has been at .*:\d+ in "
+    )
+    assert re.match(place, failed["reason"])
+
+
 def test_with_retries_an_exception_ends_the_run_only_in_the_end(tmp_path: Path, engines: Engines) -> None:
     made, router = engines()
     changes = {"custom_rm_path": f"{CODE}.reward_that_raises", "fa_rollout_on_error": "retry"}

@@ -85,6 +85,14 @@ async def one_turn(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     return sample
 
 
+async def turns_without_end(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Of its first sample, the one of group 2."""
+    made = await one_turn(args, sample, sampling_params)
+    while sample.index == 2 * args.n_samples_per_prompt:
+        await one_turn(args, copy.deepcopy(sample), sampling_params)
+    return made
+
+
 async def by_a_client_of_its_own(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Knows nothing of slime's `post`, as functions that stream do not."""
     sample.tokens = sample.tokens or [3 + ord(c) % 30 for c in sample.prompt]

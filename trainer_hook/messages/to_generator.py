@@ -82,6 +82,15 @@ class Drop(Message):
     reason: str
 
 
+class EndEndless(Message):
+    """The trainer waits too long: end generate functions that take turn after turn; idempotent."""
+
+    limit_s: float
+    """Only those that have done so for as long."""
+    rule: str
+    """What they have broken, in words."""
+
+
 class AbortRunning(Message):
     """Abort the running requests of these groups (None: all); they go on by the partial-rollout policy."""
 

@@ -83,7 +83,7 @@ async def insist(
             was_lost = not isinstance(error, ControlRefused | ControlUnanswered)
             if isinstance(error, ControlUnanswered):
                 try_s *= 2
-            _LOG.warning("event=control_repeated endpoint=%s error=%s", engine.url, error)
+            _LOG.info("event=control_repeated endpoint=%s error=%s", engine.url, error)
         await asyncio.sleep(_REPEAT_S)
 
 

@@ -86,6 +86,16 @@ class GateDeadline:
         self._left_s: float | None = None
         """While its clock is stopped."""
         self._troubles: set[Trouble] = set()
+        self._active_s = 0.0
+        self._runs_since_s: float | None = None
+        """None while its clock is stopped."""
+
+    @property
+    def active_s(self) -> float:
+        """Seconds of work in the body so far, limited or not."""
+        if self._runs_since_s is None:
+            return self._active_s
+        return self._active_s + asyncio.get_running_loop().time() - self._runs_since_s
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -114,10 +124,12 @@ class GateDeadline:
 
     def set_clock(self) -> None:
         """Stop the clock or let it run, as the gate and the troubles of the body require."""
+        now_s, when_s = asyncio.get_running_loop().time(), self._timeout.when()
+        is_stopped = bool(self._gate.stops_clocks or self._troubles)
+        self._active_s, self._runs_since_s = self.active_s, None if is_stopped else now_s
         if self._timeout.expired() or self._seconds is None:
             return
-        now_s, when_s = asyncio.get_running_loop().time(), self._timeout.when()
-        if self._gate.stops_clocks or self._troubles:
+        if is_stopped:
             if when_s is not None:
                 self._left_s = when_s - now_s
                 self._timeout.reschedule(None)

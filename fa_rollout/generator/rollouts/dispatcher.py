@@ -113,6 +113,11 @@ class Dispatcher:
             lambda job: job.assignment.group in names, Ending(outcome=Settlement.DROPPED, reason=reason)
         )
 
+    def end_endless(self, limit_s: float, rule: str) -> None:
+        """End generate functions that have taken turn after turn for so long: a rank waits for a batch."""
+        for job in self._running:
+            job.end_calls(limit_s, rule)
+
     def give_back(self, reason: str) -> None:
         """End everything and take nothing more: all groups go back to the hub, to be issued again."""
         self.gate.hold("stopping")
@@ -213,8 +218,10 @@ class Dispatcher:
             ConfigError, EndlessRejection, EngineUnavailable, RewardsLost: the whole run cannot go on.
         """
         assert self._runner is not None
+        deadline = self._sending.deadline(self._group_timeout_s)
+        job.active_s = lambda: deadline.active_s
         try:
-            return await self._runner.run(job, self._place, self._sending.deadline(self._group_timeout_s))
+            return await self._runner.run(job, self._place, deadline)
         except (ConfigError, EndlessRejection, EngineUnavailable, RewardsLost):
             raise  # no group can become a record any more
         except Exception as error:  # a mistake of ours ends its group, not the run

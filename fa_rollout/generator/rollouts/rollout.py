@@ -77,7 +77,7 @@ class Rollout:
         deadline = Deadline(self._idle_s, rule)
         context = GenerateContext(self._requester, self._tokenizer, ticket, deadline)
         identity = identity_of(sample)
-        with closing(context):
+        with closing(context), ticket.job.calling(deadline):
             made = await run_user_code(
                 "generate",
                 lambda: generate(context, sample, params),

@@ -1,12 +1,18 @@
 """One group in the generator's hands, from its assignment to its `Commit` or `Settled`."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fa_rollout.generator.turns.turn import Draft
 from fa_rollout.sample import IntArray, Sample
+from fa_rollout.user_code.deadline import Deadline
 from trainer_hook.messages import Assignment, KeptEntry, Settlement
+
+_MANY_TURNS = 3
+"""A function with fewer is ended by limits of its requests, or of its own time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +56,27 @@ class Job:
     """Samples that still count against the concurrency."""
     sent: bool = False
     """Its first request has left."""
+    active_s: Callable[[], float] = lambda: 0.0
+    """Seconds that it has been at work, without those in which no engine was there for it."""
+    calls: dict[Deadline, float] = field(default_factory=dict)
+    """Generate functions of the user's that run for it, by their deadline, and `active_s` when they began."""
     ending: Ending | None = None
     """Why it was cancelled."""
+
+    @contextmanager
+    def calling(self, deadline: Deadline) -> Iterator[None]:
+        """A generate function of the user's runs inside of this block."""
+        self.calls[deadline] = self.active_s()
+        try:
+            yield
+        finally:
+            del self.calls[deadline]
+
+    def end_calls(self, limit_s: float, rule: str) -> None:
+        """End generate functions that have taken turn after turn for so long."""
+        for deadline, begun_s in list(self.calls.items()):
+            if deadline.num_renewals >= _MANY_TURNS and self.active_s() - begun_s >= limit_s:
+                deadline.expire(rule)
 
     def end(self, ending: Ending) -> None:
         """Cancel it: it is answered with `ending`, unless it is committed in this moment."""

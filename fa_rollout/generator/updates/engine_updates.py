@@ -131,11 +131,15 @@ class EngineUpdates(UpdateOrders):
 
     async def _publish_patiently(self, message: PublishWeights) -> None:
 
-        def again(error: ControlFailed) -> None:
-            logger.warning("event=publish_again version=%d error=%s", message.version, error)
+        limit_s = self._pool.policy.unavailable_timeout_s
+
+        def again(error: ControlFailed, is_news: bool) -> None:
+            logger.info("event=publish_again version=%d error=%s", message.version, error)
+            if is_news:
+                text = f"the update to version {message.version} waits for an engine, up to {limit_s:g} s"
+                self._send(Warned(text=f"{text} (trainer.stall_s): {error}"))
             self._book.withdraw()
 
-        limit_s = self._pool.policy.unavailable_timeout_s
         await outlasting_losses(lambda: self._publish_once(message), again, limit_s)
 
     async def _publish_once(self, message: PublishWeights) -> None:

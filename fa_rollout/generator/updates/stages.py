@@ -80,7 +80,9 @@ class StreamStages:
         base = self._book.label(self._book.published) if stage.partial else None
         return await outlasting_losses(
             lambda: self._pool.streams.open(mode, base=base),
-            lambda error: logger.warning("event=stream_waits error=%s", error),
+            lambda error, is_news: logger.log(
+                logging.WARNING if is_news else logging.INFO, "event=stream_waits error=%s", error
+            ),
             self._pool.policy.unavailable_timeout_s,
         )
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.state.world import Attachment
 from shm.statistics import Obstacle
+from trainer_hook.messages import EndEndless
 
+_LATE, _ENDLESS, _AGAIN = 0.8, 0.7, 0.05
+"""Of the stall limit: how long a rank waits before groups are freed, how long those have taken turns, and how
+often that is looked at."""
 RING_STUCK_S = 2.0
 """A ring that stands still for so long, with nothing running, stands still for good."""
 
@@ -26,6 +30,7 @@ class Watch:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._late_lease: _LateLease | None = None
+        self._ended_endless_s = float("-inf")
         self._ring_stuck_since_s: float | None = None
 
     def tick(self, now_s: float) -> None:
@@ -37,6 +42,7 @@ class Watch:
                 text = f"{rank.name} waited {stall_s:.0f} s for a batch (trainer.stall_s): {waits_for}"
                 self._core.refuse(rank, rank.waiting.request, "Stalled", text)
                 rank.waiting = None
+        self._end_endless(now_s, stall_s)
         for rank in self._core.world.saving():
             if now_s - rank.saving_since_s > stall_s and rank.saving is not None:
                 waits_for = self._core.steps.oldest_end
@@ -47,6 +53,19 @@ class Watch:
         self._watch_leases(now_s)
         if self._core.flow is not None and len(self._core.flow.kept):
             self._core.flow.kept.prune()
+
+    def _end_endless(self, now_s: float, stall_s: float) -> None:
+        """Free groups whose generate functions find no end, before the rank that waits for them gives up."""
+        waits_s = max((now_s - rank.waiting_since_s for rank in self._core.world.waiting()), default=0.0)
+        is_due = now_s - self._ended_endless_s >= _AGAIN * stall_s
+        if waits_s >= _LATE * stall_s and is_due and self._core.generator_is_up:
+            self._ended_endless_s = now_s
+            limit_s = _ENDLESS * stall_s
+            rule = (
+                f"it took turn after turn for {limit_s:.4g} s, and the trainer has waited {waits_s:.4g} s "
+                f"for a batch ({_LATE:.0%} of trainer.stall_s)"
+            )
+            self._core.outbox.to_generator(EndEndless(limit_s=limit_s, rule=rule))
 
     def _watch_leases(self, now_s: float) -> None:
         """A lease of a step that was left holds the ring back: name it, and end the run at the deadline.

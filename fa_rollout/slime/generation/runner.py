@@ -18,7 +18,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -182,12 +182,13 @@ class SlimeRunner:
         for round_number in range(MAX_ROUNDS):
             state = slime.sglang_rollout.GenerateState(self._args)
             params = state.sampling_params.copy()
-            made = await run_user_code(
-                "slime",
-                functools.partial(run, self._args, group, params, evaluation=False),
-                deadline=errand.deadline,
-                passes=(SampleFailed, ClientError, PostFailed),
-            )
+            with self._calling(errand):
+                made = await run_user_code(
+                    "slime",
+                    functools.partial(run, self._args, group, params, evaluation=False),
+                    deadline=errand.deadline,
+                    passes=(SampleFailed, ClientError, PostFailed),
+                )
             group = self._whole(made)
             aborted = [member for member, made in enumerate(group) if _is_aborted(slime, made)]
             lost = [member for member, made in enumerate(group) if _is_of_unknown_version(errand, made)]
@@ -199,6 +200,11 @@ class SlimeRunner:
             f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time "
             "between weight updates, which --partial-rollout bears"
         )
+
+    def _calling(self, errand: Errand) -> AbstractContextManager[None]:
+        """A generate function of the user's may find no end; slime's own asks once."""
+        is_own = self._args.custom_generate_function_path is not None
+        return errand.job.calling(errand.deadline) if is_own else nullcontext()
 
     def _deadline(self) -> Deadline:
         rule = f"it asked no engine for {self._idle_s:g} s (fa_rollout_idle_timeout_s)"
