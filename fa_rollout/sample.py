@@ -54,6 +54,9 @@ class Sample:
     reward: float | None = None
     """None for a member that is excluded from its group: then no token is trained either."""
     reward_parts: dict[str, float] = field(default_factory=dict)
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    """With an agent: the chat messages of each branch of the rollout, the last answer included. Reward
+    functions see it; it does not travel to the trainer."""
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further arrays by name; those that `record.columns` names travel to the trainer."""
 

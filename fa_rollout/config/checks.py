@@ -7,7 +7,7 @@ Invariant: what is known from the configuration alone is refused here, and not w
 from collections.abc import Iterable
 
 from fa_rollout.config.errors import ConfigError
-from fa_rollout.config.sections import Config, Data, Engine, Launch, Sampling
+from fa_rollout.config.sections import Config, Data, Engine, Launch, Rollout, Sampling
 from trainer_hook.record import COLUMNS, ExtraColumn
 
 
@@ -21,6 +21,7 @@ def check(config: Config) -> None:
     _check_shards(config)
     check_sampling(config.sampling, "sampling")
     _check_template(config.data)
+    _check_agent(config.rollout)
     _check_batch(config)
     _check_times(config)
     _check_columns(config.record.columns)
@@ -46,6 +47,16 @@ def _check_template(data: Data) -> None:
             "data.chat_template_kwargs and data.chat_template_kwargs_key need the chat template, found "
             "data.chat_template = false; leave one of them out"
         )
+
+
+def _check_agent(rollout: Rollout) -> None:
+    """One thing makes samples."""
+    makers = {"generate": rollout.generate, "agent": rollout.agent, "agent_command": rollout.agent_command}
+    given = [f"rollout.{name}" for name, value in makers.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"only one of {', '.join(given)} may be given, found {len(given)}")
+    if rollout.agent_command == []:
+        raise ConfigError("rollout.agent_command must hold the words of a command line, found none")
 
 
 def check_sampling(sampling: Sampling, section: str) -> None:
@@ -97,7 +108,7 @@ def _check_batch(config: Config) -> None:
     """A step that cannot be shared out, and a prompt that leaves no room for its answer."""
     rollout, trainer = config.rollout, config.trainer
     num_samples = rollout.groups_per_step * rollout.samples_per_group
-    is_fixed = rollout.generate is None  # a custom one may make several samples of each
+    is_fixed = not rollout.is_custom  # a custom one may make several samples of each
     if is_fixed and trainer.num_ranks is not None and num_samples < trainer.num_ranks:
         raise ConfigError(
             f"a step must have a sample for each of trainer.num_ranks = {trainer.num_ranks} ranks, found "

@@ -127,9 +127,37 @@ class Rollout(_Section):
     """Stop the run when more than this share of the last 64 or more groups failed."""
     generate: str | None = None
     """Dotted path of a custom `async def generate(context, sample, sampling_params)`."""
+    agent: str | None = None
+    """Dotted path of an agent, `async def agent(session)` or a plain function, in place of `generate`. It
+    talks to the run's gateway with an OpenAI or Anthropic client."""
+    agent_command: list[str] | None = None
+    """A program in place of `agent`: it finds the gateway in `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`, and
+    the row as JSON on its standard input."""
+    agent_workers: Positive = 2
+    """Processes that run agents, many sessions each."""
+    agent_sessions: Positive | None = None
+    """Sessions open at once; one between two calls occupies no engine. Not set: twice the samples that the
+    engines take at once."""
+    agent_address: str = "127.0.0.1"
+    """Address that the gateway listens on; for agents in sandboxes on other machines, this machine's address
+    in their network."""
+    agent_port: Port | None = None
+    """Not set: any free port."""
+    agent_parser: str | None = None
+    """How tool calls are read from an answer: `"hermes"`, `"xml"`, `"mistral"`, `"llama"`, or the dotted path
+    of `def parse(text) -> Parsed`. Not set: what the chat template uses."""
     filter: str | None = None
     """Dotted path of `def keep(samples) -> bool`, or `"zero_variance"`, which rejects groups of equal
     rewards."""
+
+    @property
+    def has_agent(self) -> bool:
+        return self.agent is not None or self.agent_command is not None
+
+    @property
+    def is_custom(self) -> bool:
+        """Samples are made by user code, which may make several of one execution."""
+        return self.generate is not None or self.has_agent
 
 
 class Reward(_Section):

@@ -77,6 +77,7 @@ class ChatTemplates:
             ConfigError: a template is no valid Jinja.
         """
         self._special_tokens = special_tokens
+        self.text = "\n".join(sources.values())
         environment = _environment()
         self._templates = {}
         self._mentioned: set[str] = set()

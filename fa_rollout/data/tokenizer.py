@@ -101,6 +101,11 @@ class Tokenizer:
         """Text of a chat by the chat template; errors as those of `ChatTemplates.render`."""
         return self._templates.render(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
 
+    @property
+    def template_text(self) -> str:
+        """Source of the chat templates; empty where there is none."""
+        return self._templates.text
+
     def unused_by_template(self, names: Iterable[str]) -> list[str]:
         """Those of these variables that the chat template never mentions."""
         return self._templates.unused(names)

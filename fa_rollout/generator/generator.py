@@ -38,6 +38,7 @@ from fa_rollout.user_code.failure import in_one_line
 from trainer_hook import messages as m
 from trainer_hook.record import columns_of, schema_fingerprint
 
+_SESSIONS_PER_SLOT = 2
 SETTLE_S = 20.0
 """Longest wait for our aborted requests before an update, where engines tell no version spans."""
 
@@ -62,6 +63,7 @@ class Generator(ServingGenerator):
             on_ended=self._samples.ended,
         )
         self._parts = parts
+        self._dispatcher.resize(_num_places(config, parts.pool))
         parts.rewards.warn = self._warn
         for name, patience in (("engines", parts.pool.patience), ("rewards", parts.rewards.patience)):
             patience.on_change = partial(self._sending.freeze, name)
@@ -77,7 +79,7 @@ class Generator(ServingGenerator):
         executor = Executor(
             config,
             tokenizer=parts.tokenizer,
-            rollout=Rollout(config, requester, parts.tokenizer, parts.generate),
+            rollout=Rollout(config, requester, parts.tokenizer, generate=parts.generate, agents=parts.agents),
             rewards=parts.rewards,
             context_length=parts.pool.context_length,
         )
@@ -164,7 +166,7 @@ class Generator(ServingGenerator):
     def _resize(self) -> int:
         """Engines came or went: samples that they take at once now."""
         self._capacity = _capacity(self._config, self._parts.pool)
-        self._dispatcher.resize(self._capacity)
+        self._dispatcher.resize(_num_places(self._config, self._parts.pool))
         return self._capacity
 
     def _ready(self) -> m.GeneratorReady:
@@ -190,6 +192,14 @@ def _capacity(config: Config, pool: EnginePool) -> int:
     """Samples of training that engines take at once: evaluations have their own beside them."""
     beside_evaluations = max(pool.capacity // 2, pool.capacity - config.evaluation.max_concurrent_samples, 1)
     return min(beside_evaluations, config.engine.max_concurrent_samples * len(pool.engines))
+
+
+def _num_places(config: Config, pool: EnginePool) -> int:
+    """Samples that are made at once. With agents more than the engines take: while an agent works on its own
+    its session occupies no engine, whose slots go from request to request."""
+    if not config.rollout.has_agent:
+        return _capacity(config, pool)
+    return config.rollout.agent_sessions or _SESSIONS_PER_SLOT * _capacity(config, pool)
 
 
 def _first_weights(config: Config, pool: EnginePool) -> str | None:

@@ -26,6 +26,7 @@ from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.tokenizer import Tokenizer, eos_ids_in
 from fa_rollout.filters import GroupFilter
+from fa_rollout.generator.agents.runner import AgentRunner
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.rollouts.custom import Generate
 from fa_rollout.generator.turns.versions import VersionBook, parse_label
@@ -60,6 +61,7 @@ class Parts:
     group_filter: GroupFilter | None
     generate: Generate | None
     pool: EnginePool
+    agents: AgentRunner | None = None
 
 
 async def open_parts(
@@ -90,6 +92,11 @@ async def open_parts(
             await _start_pool(pool, stack)
             if tokenizer is None:
                 tokenizer = tasks.create_task(in_thread(Tokenizer.load, _folder_of(pool)))
+    agents = None
+    if config.rollout.has_agent:
+        agents = AgentRunner(config, tokenizer.result())
+        stack.push_async_callback(agents.aclose)
+        await agents.start()
     parts = Parts(
         segment=segment.result(),
         source=source.result(),
@@ -97,6 +104,7 @@ async def open_parts(
         rewards=rewards,
         group_filter=group_filter,
         generate=generate,
+        agents=agents,
         pool=pool,
     )
     return parts, resume
@@ -114,7 +122,7 @@ def _pool(config: Config, resume: Resume) -> EnginePool:
         router=config.engine.router,
         max_concurrent_samples=config.engine.max_concurrent_samples + _evaluation_share(config),
         policy=_failure_policy(config),
-        balance=_BALANCES[config.engine.balance],
+        balance=Balance.STICKY if config.rollout.has_agent else _BALANCES[config.engine.balance],
         vocab_size=vocab_size_of(model_config(config.engine.model) or model_config(config.engine.tokenizer)),
         takes_over=resume.incarnation > 1,  # the life before may have died in the middle of an update
         ends_pauses=not follows(config),

@@ -105,8 +105,9 @@ async def session_of(tokenizer: Tokenizer, engines: Engines) -> AsyncIterator[tu
         params={"max_new_tokens": 100, "temperature": 1.0},
         eos_ids=tokenizer.eos_ids,
     )
-    async with gateway.serving(session) as address:
-        yield session, address
+    gateway.add(session)
+    yield session, gateway.address_of(session)
+    gateway.remove(session)
     await gateway.aclose()
 
 

@@ -18,8 +18,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -84,14 +83,17 @@ class Gateway:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @asynccontextmanager
-    async def serving(self, session: Session) -> AsyncIterator[str]:
-        """A session can be reached inside of this block, at the address that it yields."""
+    def add(self, session: Session) -> None:
+        """Serve a session."""
         self._sessions[session.id] = session
-        try:
-            yield f"{self.address}/{session.id}"
-        finally:
-            del self._sessions[session.id]
+
+    def address_of(self, session: Session) -> str:
+        """Where a session is served; OpenAI clients add `/v1`."""
+        return f"{self.address}/{session.id}"
+
+    def remove(self, session: Session) -> None:
+        """Its calls are refused from now on; idempotent."""
+        self._sessions.pop(session.id, None)
 
     # --- requests -------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def parser_of(form: str, *, opens_thinking: bool) -> Parser:
     def parse(text: str) -> Parsed:
         reasoning, rest = _split_reasoning(text, opens_thinking=opens_thinking)
         remaining, calls = find(rest)
-        return Parsed(text=remaining, calls=tuple(map(_with_id, calls)), reasoning=reasoning)
+        return Parsed(text=remaining, calls=tuple(tool_call(*call) for call in calls), reasoning=reasoning)
 
     return parse
 
@@ -78,8 +78,8 @@ def _split_reasoning(text: str, *, opens_thinking: bool) -> tuple[str, str]:
     return (text, "") if opens_thinking else ("", text)
 
 
-def _with_id(call: Call) -> ToolCall:
-    name, arguments = call
+def tool_call(name: str, arguments: Any) -> ToolCall:
+    """A call with an id that no other has; arguments are an object, or JSON text."""
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
 

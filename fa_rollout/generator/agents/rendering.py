@@ -77,6 +77,8 @@ class Rendering:
         self._ends: dict[int, tuple[list[Json] | None, str]] = {}
         self._takes_late_system = self._renders([_SYSTEM, _USER, _ANSWER, _SYSTEM, _USER])
         self.extension = self._examine()
+        self.opens_thinking = self._opens_thinking()
+        """Prompts end with `<think>`: an answer starts with its reasoning."""
 
     def first(self, messages: Sequence[ChatMessage], tools: list[Json] | None) -> IntArray:
         """Ids of a whole history, up to where the answer begins.
@@ -134,6 +136,12 @@ class Rendering:
         first = [ChatMessage(role="system", text=leading)] if num else []
         later = [replace(m, role="user") if m.role == "system" else m for m in messages[num:]]
         return [*first, *later]
+
+    def _opens_thinking(self) -> bool:
+        try:
+            return self._render([_USER], None, generation=True).rstrip().endswith("<think>")
+        except PromptError:
+            return False
 
     def _renders(self, messages: list[ChatMessage]) -> bool:
         try:

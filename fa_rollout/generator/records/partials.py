@@ -86,7 +86,7 @@ class HeadStarts:
 
     def __init__(self, config: Config) -> None:
         self._schema = schema_fingerprint(columns_of(config.record.columns))
-        self._is_ours = config.rollout.generate is None and config.rollout.partial == "resume"
+        self._is_ours = not config.rollout.is_custom and config.rollout.partial == "resume"
         self._conditions = Conditions(config)
 
     async def record(self, job: Job) -> RestoredRecord | None:

@@ -7,6 +7,7 @@ attempt before.
 import copy
 import dataclasses
 from contextlib import closing
+from typing import Protocol
 
 from fa_rollout.client.base.errors import ClientError
 from fa_rollout.config import Config, Sampling
@@ -31,16 +32,33 @@ from fa_rollout.user_code.call import run as run_user_code
 from fa_rollout.user_code.deadline import Deadline
 
 
+class Agents(Protocol):
+    """What carries out rollouts by an agent."""
+
+    async def run(
+        self, context: GenerateContext, deadline: Deadline, sample: Sample, params: Params, row: Row
+    ) -> list[Sample]: ...
+
+
 class Rollout:
     """Samples by one request and its continuations, or by the user's own function."""
 
     def __init__(
-        self, config: Config, requester: Requester, tokenizer: Tokenizer, generate: Generate | None
+        self,
+        config: Config,
+        requester: Requester,
+        tokenizer: Tokenizer,
+        *,
+        generate: Generate | None = None,
+        agents: Agents | None = None,
     ) -> None:
         self._requester = requester
         self._tokenizer = tokenizer
         self._generate = generate
+        self._agents = agents
         self._balance = config.engine.balance
+        if agents is not None and self._balance not in ("group", "sample"):
+            self._balance = "sample"  # the calls of a session find each other's prefixes
         self._idle_s = config.idle_timeout_s
         asks_experts = any(column.name == ROUTED_EXPERTS for column in config.record.columns)
         self._options = {"return_routed_experts": True} if asks_experts else {}
@@ -59,7 +77,9 @@ class Rollout:
             job=job, member=member, routing_key=self._routing_key(job, member), options=self._options
         )
         params = base_params(sampling)
-        if self._generate is None:
+        if self._agents is not None:
+            samples = await self._by_agent(self._agents, ticket, sample, params, row)
+        elif self._generate is None:
             turn = await self._turn(ticket, prompt_ids, params)
             append_turn(sample, dataclasses.replace(turn, sampling=token_sampling(params)))
             samples = [sample]
@@ -68,6 +88,15 @@ class Rollout:
         for one in samples:
             one.response = self._tokenizer.decode(one.response_ids)
         return samples
+
+    async def _by_agent(
+        self, agents: Agents, ticket: Ticket, sample: Sample, params: Params, row: Row
+    ) -> list[Sample]:
+        """What an agent's session makes."""
+        rule = f"it asked for no answer for {self._idle_s:g} s (rollout.idle_timeout_s)"
+        deadline = Deadline(self._idle_s, rule)
+        with closing(GenerateContext(self._requester, self._tokenizer, ticket, deadline)) as context:
+            return await agents.run(context, deadline, sample, params, row)
 
     async def _custom(
         self, generate: Generate, ticket: Ticket, sample: Sample, params: Params

@@ -186,7 +186,7 @@ class States:
     def _can_keep_partials(self, flow: Flow) -> bool:
         """A user's own generate function keeps its state where nobody sees it."""
         rollout, books = self._core.config.rollout, flow.books
-        is_ours = rollout.partial == "resume" and rollout.generate is None and not books.stream.is_open
+        is_ours = rollout.partial == "resume" and not rollout.is_custom and not books.stream.is_open
         return is_ours and self._core.generator_is_up and bool(books.running() or books.issued())
 
     def _complete(self, snapshot: _Snapshot, flow: Flow) -> None:

@@ -57,7 +57,7 @@ class RankDesk:
         many samples it has."""
         rollout = self._core.config.rollout
         num_samples = rollout.groups_per_step * rollout.samples_per_group
-        if hello.dp_size <= num_samples or rollout.generate is not None:
+        if hello.dp_size <= num_samples or rollout.is_custom:
             return None
         return (
             f"a step must have at least one sample for every data-parallel rank; found {num_samples} samples "

@@ -14,6 +14,7 @@ long as this process is the subreaper of all below it, orphans of the worker's f
 import argparse
 import atexit
 import faulthandler
+import importlib
 import os
 import resource
 import select
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="fa_rollout.rewards.workers.nurse")
     for name in ("channel-fd", "lifeline-fd", "words-fd", "parent-pid"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--module", default="fa_rollout.rewards.workers.worker", help="has the worker's main")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with adopted():
@@ -44,14 +46,14 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             os.close(arguments.lifeline_fd)
-            _become_worker(nurse_pid, arguments.channel_fd, arguments.words_fd)
+            _become_worker(nurse_pid, arguments.module, arguments.channel_fd, arguments.words_fd)
         os.close(arguments.channel_fd)
         status = _watch(pid, arguments.lifeline_fd, arguments.parent_pid)
         kill_all_below(_KILL_S)
     _end_like(status)
 
 
-def _become_worker(nurse_pid: int, channel_fd: int, words_fd: int) -> None:
+def _become_worker(nurse_pid: int, module: str, channel_fd: int, words_fd: int) -> None:
     """In a session of its own: a reward that signals its process group must not end the nurse."""
     os.setsid()
     die_with_parent()
@@ -60,9 +62,7 @@ def _become_worker(nurse_pid: int, channel_fd: int, words_fd: int) -> None:
     faulthandler.register(WORDS_SIGNAL, file=words_fd, all_threads=False)
     code = 1
     try:
-        from fa_rollout.rewards.workers import worker
-
-        worker.main(channel_fd)
+        importlib.import_module(module).main(channel_fd)
         code = 0
     except BaseException:  # it is no nurse, and must not go on as one
         traceback.print_exc()
