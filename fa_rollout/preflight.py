@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fa_rollout.config import Config, ConfigError, Evaluation, Metrics
+from fa_rollout.config.sections import Rollout
 from fa_rollout.data.chat import ChatTemplates
 from fa_rollout.data.row import listed
 from fa_rollout.launcher.output import WAY_OUT, holder_of, in_use
@@ -78,6 +79,7 @@ def preflight(config: Config, command: Sequence[str] = ()) -> list[Finding]:
         *check_descriptors(num_requests(config)),
         *check_proxies(config.engine.urls, os.environ),
         *check_reward(config.reward.function, [str(Path.cwd()), *sys.path]),
+        *check_agent(config.rollout, [str(Path.cwd()), *sys.path]),
         *check_data(config.data.path),
         *_check_evaluation(config.evaluation),
         *check_model(config.engine.model, config.engine.tokenizer, embedded=_starts_embedded(config)),
@@ -187,6 +189,21 @@ def check_reward(path: str, search_path: Sequence[str]) -> list[Finding]:
         return []
     text = f"reward.function = {path!r}: no module {missing!r} in the current folder or installed"
     return [_error("reward", text, "start in the folder that contains it, set PYTHONPATH, or install it")]
+
+
+def check_agent(rollout: Rollout, search_path: Sequence[str]) -> list[Finding]:
+    """The agent's module or program must exist; neither is executed here."""
+    if rollout.agent_command and not shutil.which(rollout.agent_command[0]):
+        text = f"rollout.agent_command: there is no program {rollout.agent_command[0]!r}"
+        return [_error("agent", text, "install it, or give its path")]
+    if rollout.agent is None:
+        return []
+    module = rollout.agent.partition(":")[0] if ":" in rollout.agent else rollout.agent.rpartition(".")[0]
+    missing = _missing_module(module, search_path) if module else module
+    if missing is None:
+        return []
+    text = f"rollout.agent = {rollout.agent!r}: no module {missing!r} in the current folder or installed"
+    return [_error("agent", text, "start in the folder that contains it, set PYTHONPATH, or install it")]
 
 
 def _missing_module(module: str, search_path: Sequence[str]) -> str | None:

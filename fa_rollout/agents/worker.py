@@ -20,6 +20,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from fa_rollout.agents import frames
@@ -134,7 +136,7 @@ class _Worker:
         def cancel() -> None:
             ident = thread.ident
             frame = sys._current_frames().get(ident) if ident is not None else None
-            at = place.of_frame(frame)
+            at = _place_of(frame)
             self._at[begin.ticket] = "" if at is None else str(at)
             self._finish(Ended(ticket=begin.ticket, failure="its session was ended"))
             if ident is not None:
@@ -181,6 +183,12 @@ class _Worker:
 
     def _send(self, message: frames.Up) -> None:
         self._writer.write(frames.up(message))
+
+
+def _place_of(frame: FrameType | None) -> place.Place | None:
+    """Where a thread is."""
+    found = [place.Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk_stack(frame)]
+    return place.innermost(reversed(found))
 
 
 def _session(begin: Begin, *, is_async: bool) -> AgentSession:

@@ -100,7 +100,8 @@ async def _contents(config: Config, found: list[Examined]) -> list[Outcome]:
         for member in range(config.rollout.samples_per_group if first and tokenizer else 0)
     ]
     outcomes += await user_code.reward(config, samples)
-    return [*outcomes, *user_code.group_filter(config, samples), *user_code.generate(config)]
+    outcomes += user_code.group_filter(config, samples)
+    return [*outcomes, *user_code.generate(config), *user_code.agent(config, tokenizer)]
 
 
 async def _answer(

@@ -5,8 +5,10 @@ import time
 from collections.abc import Sequence
 
 from fa_rollout.config import Config, ConfigError
+from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
 from fa_rollout.filters import GroupFilter
+from fa_rollout.generator.agents.rendering import Rendering
 from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.rewards.runner import RewardRunner
 from fa_rollout.sample import Sample
@@ -92,6 +94,32 @@ def generate(config: Config) -> list[Outcome]:
         text = f"rollout.generate = {path!r} must be an async function, found {function!r}"
         return [error("generate", text, "write `async def generate(context, sample, sampling_params)`")]
     return [ok("generate", f"{path} imported (not called here)")]
+
+
+def agent(config: Config, tokenizer: Tokenizer | None) -> list[Outcome]:
+    """Import it without calling it, and test whether the chat template can be extended turn by turn."""
+    if not config.rollout.has_agent:
+        return []
+    found = []
+    if (path := config.rollout.agent) is not None:
+        try:
+            resolve(path, option="rollout.agent")
+            found = [ok("agent", f"{path} imported (not called here)")]
+        except ConfigError as failure:
+            found = [error("agent", str(failure), "fix rollout.agent")]
+    if tokenizer is None:
+        return found
+    try:
+        extension = Rendering(tokenizer, config.data.chat_template_kwargs).extension
+    except ConfigError as failure:
+        return [*found, error("agent", str(failure), "agents need a tokenizer with a chat template")]
+    if not extension.reason:
+        return [*found, ok("agent", "the chat template only appends: a conversation is one sample")]
+    text = f"the chat template does not only append ({extension.reason}): such turns start a new sample"
+    return [
+        *found,
+        warning("agent", text, "training works, with more and longer samples; see docs/agents.md"),
+    ]
 
 
 def _parts(parts: dict[str, float]) -> str:

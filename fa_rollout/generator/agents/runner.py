@@ -13,6 +13,7 @@ Invariant: when `run` returns or raises, the session is closed, and its agent ha
 
 import asyncio
 import json
+import logging
 import sys
 from typing import Any
 
@@ -35,6 +36,8 @@ from fa_rollout.user_code.deadline import Deadline
 from fa_rollout.user_code.dotted import resolve
 from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut
 
+logger = logging.getLogger(__name__)
+
 _NUM_RENDERINGS = 64
 
 
@@ -56,7 +59,8 @@ class AgentRunner:
         setup = Setup(agent=rollout.agent, command=rollout.agent_command, sys_path=list(sys.path))
         self._workers = AgentWorkers(setup, rollout.agent_workers)
         self._renderings: dict[str, Rendering] = {}
-        self.rendering(config.data.chat_template_kwargs)
+        if reason := self.rendering(config.data.chat_template_kwargs).extension.reason:
+            logger.warning("event=template_not_extended reason=%s; such turns start new samples", reason)
 
     async def start(self) -> None:
         """Listen, and start the workers.
