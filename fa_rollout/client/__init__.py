@@ -11,7 +11,7 @@ from fa_rollout.client.base.errors import (
     RequestTimedOut,
 )
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.dispatch import Balance
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.requests.statistics import LaneStatistics, PoolStatistics

@@ -7,27 +7,24 @@ engines, since an engine that is paused forgets the abort of a request that it h
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Never, Self
+from typing import Any, Self
 
 from fa_rollout.client.base.background import Background
-from fa_rollout.client.base.circuit import Circuit, Window
 from fa_rollout.client.base.clock import ActiveClock
-from fa_rollout.client.base.descriptors import allowed_connections
 from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRefused
 from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
-from fa_rollout.client.engine import control, readback
 from fa_rollout.client.engine.network import open_session
-from fa_rollout.client.engine.probe import EngineInfo
-from fa_rollout.client.engine.standing import Status
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.membership import Membership
 from fa_rollout.client.fleet.opening import Opening
-from fa_rollout.client.fleet.recovery import Recovery, Weights
+from fa_rollout.client.fleet.recovery import Recovery
+from fa_rollout.client.fleet.updates import WeightUpdates
 from fa_rollout.client.fleet.weight_stream import WeightStream
 from fa_rollout.client.requests.call import Call
 from fa_rollout.client.requests.flight import Flights
@@ -37,7 +34,6 @@ from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_st
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.request import TokenIds, WireIds, check_ids
-from trainer_hook.messages import Probe, Scored
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,12 +87,11 @@ class EnginePool:
         self._is_open = False
         self._last_call_ended = asyncio.Event()
         self._pause_mode: str | None = None
-        self._infos: list[EngineInfo] = []
 
     @property
     def engines(self) -> tuple[EngineInfo, ...]:
         """What the probes found, of engines that are up or were."""
-        return tuple(self._infos)
+        return tuple(self._fleet.infos)
 
     @property
     def urls(self) -> list[str]:
@@ -132,11 +127,10 @@ class EnginePool:
                 takes_over=self._takes_over,
                 known=self._known,
             )
-            found, late = await opening.probe_all()
+            late = await opening.probe_all()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._infos += found
         sizes = [info.vocab_size for info in self.engines if info.vocab_size is not None]
         self._vocab_size = min(sizes, default=self._vocab_size)
         await self._background.start()
@@ -147,8 +141,8 @@ class EnginePool:
 
     def _wire(self, ids: WireIds) -> None:
         self._flights = Flights(self._fleet, self._clock, self._background, self.policy)
-        self._dispatcher = Dispatcher([self._lane(url) for url in self._urls], self._balance)
-        self._resize_lanes()
+        lanes = [Lane.to(url, self._max_per_engine, self.policy) for url in self._urls]
+        self._dispatcher = Dispatcher(lanes, self._balance)
         self._recovery = Recovery(self._fleet, self._dispatcher, self._clock, self._background, self.policy)
         self._recovery.on_stuck = self._make_elsewhere
         self._sender = Sender(
@@ -171,7 +165,11 @@ class EnginePool:
             turnstile=Turnstile(),
             vocab_size=self._vocab_size,
         )
-        self.streams = WeightStream(self._fleet, self._recovery, self.policy, num_workers=self._num_workers)
+        self.weights = WeightUpdates(
+            self._fleet, self._recovery, pause_mode=lambda: self._pause_mode, continue_=self.continue_
+        )
+        """For weights in files, and for version labels."""
+        self.streams = WeightStream(self._fleet, self._recovery, self.policy)
         """For weights that come without files."""
         self.members = Membership(
             fleet=self._fleet,
@@ -179,28 +177,12 @@ class EnginePool:
             recovery=self._recovery,
             policy=self.policy,
             ids=ids,
-            infos=self._infos,
-            is_router=self._router,
-            make_lane=self._lane,
-            resize_lanes=self._resize_lanes,
+            max_per_engine=self._max_per_engine,
             abort_lane=self._abort_lane,
             ends_pauses=self._ends_pauses,
         )
         """Who comes and goes."""
-
-    def _lane(self, url: str) -> Lane:
-        policy = self.policy
-        circuit = Circuit(policy.circuit_failures, policy.max_untrue, policy.untrue_rest_s)
-        return Lane(url=url, window=Window(self._max_per_engine), circuit=circuit)
-
-    def _resize_lanes(self) -> None:
-        """Behind a router there is one lane for all engines; open files limit them all together."""
-        lanes = self._dispatcher.lanes
-        per_lane = self._max_per_engine * (max(1, len(self._infos)) if self._router else 1)
-        allowed = allowed_connections(per_lane * len(lanes)) // len(lanes)
-        for lane in lanes:
-            lane.window.resize(max(1, allowed))
-        self._dispatcher.pump()
+        self.members.resize_lanes()
 
     def _make_elsewhere(self, lane: Lane) -> None:
         """Calls that wait on a lane come back as aborted, where another lane can take them."""
@@ -339,7 +321,8 @@ class EnginePool:
         """
         try:
             await self._fleet.continue_()
-            await self._fleet.await_router()
+            if self._fleet.router is not None:
+                await self._fleet.router.until_healthy(self.policy.control_timeout_s)
         finally:
             self._go()
 
@@ -355,148 +338,6 @@ class EnginePool:
         self._pause_mode = None
         self._clock.go()
         self._dispatcher.release_hold()
-
-    async def update_weights_from_disk(
-        self,
-        path: str,
-        label: str,
-        *,
-        probes: Sequence[Probe] = (),
-    ) -> None:
-        """Load weights from a folder on every engine, under a version label that each then tells.
-
-        `probes` are compared with what each engine then holds.
-
-        Raises:
-            ControlFailed: an engine did not load, does not tell the label or holds other weights; or its
-                prefix cache cannot be emptied, since it is old and holds requests: no weights were changed.
-        """
-        # A flush that a load finds impossible comes too late: newer engines have changed their weights by
-        # then, and SGLang 0.5.15 dies of it. Where requests may be held it is asked for alone, beforehand.
-        await self._check_ours()
-        stranded = self._recovery.stranded()
-        if self._pause_mode == "retract" and not stranded:
-            await self._fleet.flush_cache()
-        is_idle = self._pause_mode not in ("retract", "in_place")
-        before = self._recovery.weights
-        self._recovery.want(Weights(path=path, label=label, probes=probes))
-        files = control.Files(path=path, label=label, probes=probes)
-        for engine in stranded:
-            engine.standing.status = Status.SERVES
-        try:  # an engine that comes back in the meantime loads the new ones by itself
-            await self._fleet.load_weights(files, flush_cache=is_idle)
-        except BaseException as error:
-            self._recovery.want(before)
-            for engine in stranded:
-                self._recovery.lost(engine, ControlFailed(str(error)))
-            raise
-        self._recovery.has_weights(stranded)
-
-    async def check_score(self, scored: Scored | None) -> None:
-        """Compare the trainer's log-probabilities with those of engines that cannot report their weights.
-
-        Such engines run when this returns.
-
-        Raises:
-            ControlRefused: an engine holds other weights.
-        """
-        engines = self._fleet.unread()
-        if engines and scored is not None:
-            with suppress(ControlFailed):  # one that stays paused is lost, and not asked
-                await self.continue_()
-        await asyncio.gather(*(readback.check_score(engine, scored) for engine in engines))
-
-    async def set_version_label(self, label: str) -> None:
-        """Engines tell this version label from now on; no request is ended.
-
-        Raises:
-            ControlFailed: an engine does not tell it.
-        """
-        await self._check_ours()
-        self._recovery.claims(label)
-        await self._fleet.set_label(label)
-        self._recovery.want(None)
-
-    def assume_weights(self, path: str | None, label: str) -> None:
-        """Every engine holds these weights now: one that is started anew gets them before its next request.
-
-        `path` None: engines have them from their own start, and such a one gets the label alone.
-        """
-        self._recovery.want(Weights(path=path, label=label))
-
-    def expect_streamed(self, label: str) -> None:
-        """Engines have weights of this label that no file holds; those that lack them get no requests."""
-        self._recovery.want(Weights(label=label, is_streamed=True))
-        self._recovery.take_out_others(self._found_labels)
-
-    def expect_first(self, label: str) -> None:
-        """Engines have the weights of their own start, under this label; those that tell a later one get no
-        requests until an update brings them there."""
-        self._recovery.want(Weights(label=label))
-        self._recovery.take_out_others(self._found_labels)
-
-    @property
-    def _found_labels(self) -> dict[str, str | None]:
-        return {info.url: info.version_label for info in self.engines}
-
-    async def _check_ours(self) -> None:
-        """See that no other run pushes weights to our engines.
-
-        Raises:
-            EngineTaken: one does.
-        """
-        with suppress(ControlFailed):
-            for url, found in (await self._fleet.versions()).items():
-                self._recovery.check_ours(self._fleet.known(url), found)
-
-    def claim(self, lineages: Iterable[str]) -> None:
-        """Labels of these lineages are this run's own, from an earlier life or checkpoint."""
-        self._recovery.lineages.update(lineages)
-
-    async def until_taken(self) -> Never:
-        """Return never.
-
-        Raises:
-            EngineTaken: another run pushes weights to our engines.
-        """
-        await asyncio.shield(self._recovery.taken)
-        raise AssertionError("an engine is taken by an error alone")
-
-    def expect_change(self) -> None:
-        """Somebody else is about to replace the weights: who is out stays out, who is in stays in."""
-        self._recovery.is_changing = True
-
-    async def changed(self, label: str | None = None) -> int:
-        """Somebody else has given engines weights of this label; how many tell it.
-
-        Those that do not, now or later, get no requests until they do.
-
-        Args:
-            label: None: it came to nothing, and the label is what it was.
-
-        Raises:
-            ControlFailed: none can be reached.
-        """
-        return await self._recovery.changed(label)
-
-    def _info(self, url: str) -> EngineInfo | None:
-        return next((info for info in self.engines if info.url == url), None)
-
-    def _num_workers(self, url: str) -> int:
-        info = self._info(url)
-        return 1 if info is None else info.num_workers
-
-    def recheck_versions(self) -> bool:
-        """An answer claimed a version that no engine should have: find the engine, and renew its weights.
-
-        False: nobody here knows what weights it should have.
-        """
-        self._recovery.recheck()
-        return self._recovery.weights is not None
-
-    async def versions(self) -> dict[str, str | None]:
-        """The version label that each engine tells now."""
-        return await self._fleet.versions()
 
     def statistics(self) -> PoolStatistics:
         """The pool at this moment."""

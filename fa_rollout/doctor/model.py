@@ -1,6 +1,6 @@
 """Model and tokenizer: they load, and the engine and this side agree on them."""
 
-from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.examine import text_of
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config, ConfigError

@@ -121,7 +121,7 @@ class Generator(ServingGenerator):
         return {
             "updates": self._updates.run(),
             "sample-log": self._samples.run(),
-            "taken": self._parts.pool.until_taken(),
+            "taken": self._parts.pool.weights.until_taken(),
         }
 
     async def _drain(self, end: End) -> None:

@@ -17,10 +17,11 @@ import msgspec
 
 from fa_rollout.client.base.errors import ControlFailed
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine.control import IN_PIECES
-from fa_rollout.client.engine.probe import EngineInfo, model_config, vocab_size_of
+from fa_rollout.client.engine.labels import IN_PIECES, is_first, is_foreign
+from fa_rollout.client.engine.probe import model_config, vocab_size_of
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.dispatch import Balance
-from fa_rollout.client.fleet.recovery import is_first, is_foreign, taken
+from fa_rollout.client.fleet.weights import taken
 from fa_rollout.client.pool import EnginePool
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.prompts import PromptSource
@@ -157,7 +158,7 @@ async def expect_version(pool: EnginePool, resume: Resume) -> None:
     """Where another run gives engines their weights: none gets requests that lacks this version."""
     label = VersionBook(lineage=resume.lineage, published=resume.version).label(resume.version)
     try:
-        await pool.changed(label)
+        await pool.weights.changed(label)
     except ControlFailed as error:
         logger.info("event=no_engine_answers error=%s", error)
 
@@ -178,7 +179,7 @@ async def bring_to_version(pool: EnginePool, resume: Resume) -> list[str]:
         ClientError: an engine could not be brought there.
     """
     lineages = {resume.lineage, *resume.lineages}
-    pool.claim(lineages)
+    pool.weights.claim(lineages)
     strangers = [one for one in pool.engines if not is_first(one.version_label, lineages)]
     if resume.is_new and strangers:
         return [f"{one.url} reports weight version {one.version_label!r}" for one in strangers]
@@ -197,29 +198,29 @@ async def _bring_to_version(pool: EnginePool, resume: Resume, lineages: Collecti
     numbers = {parse_label(text, resume.lineage) for text in found}
     is_cut_off = IN_PIECES in found or (resume.in_stream and any(text != label for text in found))
     if resume.is_streamed or (resume.weights is None and is_cut_off):
-        pool.expect_streamed(label)
+        pool.weights.expect_streamed(label)
         return
     if resume.weights is None and resume.version > 0 and numbers != {resume.version}:
-        pool.expect_streamed(label)  # pushed by hand, which nobody here can repeat
+        pool.weights.expect_streamed(label)  # pushed by hand, which nobody here can repeat
         return
     # A life before may have given one a version that was not published in the end.
     if resume.weights is None and not all(is_first(text, lineages) for text in found):
-        pool.expect_first(label)
+        pool.weights.expect_first(label)
         return
     if numbers != {resume.version}:
         if resume.weights is None:
             logger.info("event=engines_labelled found=%s label=%s", found, label)
-            await pool.set_version_label(label)
+            await pool.weights.set_label(label)
         else:
             await _load(pool, resume.weights, label)
     if resume.weights is not None or resume.version == 0:  # else pushed by hand, which nobody here can repeat
-        pool.assume_weights(resume.weights, label)
+        pool.weights.assume(resume.weights, label)
 
 
 async def _load(pool: EnginePool, path: str, label: str) -> None:
     try:
         await pool.pause(ENGINE_MODE)
-        await pool.update_weights_from_disk(path, label)
+        await pool.weights.load(path, label)
     finally:
         await pool.continue_()
 

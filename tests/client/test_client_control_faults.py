@@ -92,10 +92,10 @@ async def play_a_run(local: LocalEngines) -> None:
     policy = FailurePolicy(update_timeout_s=20.0, pause_timeout_s=40.0)
     untrue = [watch(server) for server in local.servers.values()]
     async with EnginePool(URLS, policy=policy, max_concurrent_samples=8) as pool:
-        pool.claim([LINEAGE])
+        pool.weights.claim([LINEAGE])
         book = VersionBook(lineage=LINEAGE, published=0)
-        await pool.set_version_label(book.label(0))
-        pool.assume_weights(None, book.label(0))
+        await pool.weights.set_label(book.label(0))
+        pool.weights.assume(None, book.label(0))
         said: list[m.Message] = []
         gate = Gate()
         requests: Any = _Requests()
@@ -125,7 +125,7 @@ async def play_a_run(local: LocalEngines) -> None:
                 )
                 assert all(floor <= span.version <= book.announced for span in spans if span.version >= 0)
                 if any(span.version == UNKNOWN_VERSION for span in spans):
-                    pool.recheck_versions()
+                    pool.weights.recheck()
 
         async with asyncio.TaskGroup() as tasks:
             works = [tasks.create_task(call_forever(i)) for i in range(4)] + [

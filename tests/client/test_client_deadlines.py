@@ -72,9 +72,9 @@ async def pause_and_continue(pool: EnginePool) -> None:
 CONTROL_CALLS = {
     "/pause_generation": lambda pool, path: pool.pause("retract"),
     "/continue_generation": lambda pool, path: pause_and_continue(pool),
-    "/update_weights_from_disk": lambda pool, path: pool.update_weights_from_disk(path, "0:1"),
-    "/update_weight_version": lambda pool, path: pool.set_version_label("0:1"),
-    "/model_info": lambda pool, path: pool.versions(),
+    "/update_weights_from_disk": lambda pool, path: pool.weights.load(path, "0:1"),
+    "/update_weight_version": lambda pool, path: pool.weights.set_label("0:1"),
+    "/model_info": lambda pool, path: pool.weights.versions(),
 }
 
 

@@ -37,7 +37,7 @@ def test_an_engine_that_joins_holds_the_current_weights_before_its_first_request
     first, second = engines
 
     async def work(pool: EnginePool) -> list[Completion | BaseException]:
-        await pool.update_weights_from_disk(str(tmp_path), "run:7")
+        await pool.weights.load(str(tmp_path), "run:7")
         asking = asyncio.create_task(ask_many(pool, 12))
         await pool.members.join(second.url, "run:7")
         await until(lambda: bool(sent(second)))
@@ -59,7 +59,7 @@ def test_an_engine_that_already_holds_them_is_asked_to_load_nothing(engines: lis
     second.configure(weight_version="default")
 
     async def work(pool: EnginePool) -> None:
-        pool.assume_weights(None, "default")
+        pool.weights.assume(None, "default")
         await pool.members.join(second.url, "default")
 
     run_with([first.url], work)
@@ -73,14 +73,14 @@ def test_an_update_in_the_middle_of_a_join_does_not_miss_the_newcomer(
     second.configure(update_s=0.5)
 
     async def work(pool: EnginePool) -> dict[str, str | None]:
-        await pool.update_weights_from_disk(str(tmp_path), "run:1")
+        await pool.weights.load(str(tmp_path), "run:1")
         joining = asyncio.create_task(pool.members.join(second.url, "run:1"))
         await until(lambda: LOADS in paths(second))
         await pool.pause("retract")
-        await pool.update_weights_from_disk(str(tmp_path), "run:2")
+        await pool.weights.load(str(tmp_path), "run:2")
         await pool.continue_()
         await joining
-        return await pool.versions()
+        return await pool.weights.versions()
 
     assert run_with([first.url], work) == {first.url: "run:2", second.url: "run:2"}
 
@@ -89,7 +89,7 @@ def test_weights_that_nobody_here_can_give_keep_an_engine_out(engines: list[Scri
     first, second = engines
 
     async def work(pool: EnginePool) -> None:
-        await pool.set_version_label("run:3")  # pushed by hand
+        await pool.weights.set_label("run:3")  # pushed by hand
         with pytest.raises(ControlFailed, match="must hold version 'run:3' to join"):
             await pool.members.join(second.url, "run:3")
         assert pool.urls == [first.url]
@@ -175,7 +175,7 @@ def test_an_engine_may_come_and_go_and_come_again(engines: list[ScriptedEngine],
     first, second = engines
 
     async def work(pool: EnginePool) -> None:
-        await pool.update_weights_from_disk(str(tmp_path), "run:1")
+        await pool.weights.load(str(tmp_path), "run:1")
         for _ in range(3):
             await pool.members.join(second.url, "run:1")
             assert pool.urls == [first.url, second.url]
@@ -204,14 +204,14 @@ def test_behind_a_router_a_worker_joins_with_the_current_weights(
     first, second = engines
 
     async def work(pool: EnginePool) -> dict[str, str | None]:
-        await pool.update_weights_from_disk(str(tmp_path), "run:5")
+        await pool.weights.load(str(tmp_path), "run:5")
         await pool.members.join(second.url, "run:5")
         results = await ask_many(pool, 8)
         for result in results:
             assert isinstance(result, Completion)
             assert result.versions[-1][0] == "run:5"
         assert pool.capacity == 8
-        return await pool.versions()
+        return await pool.weights.versions()
 
     with ScriptedEngine.start(Script(workers=[first.url])) as router:
         versions = run_with([router.url], work, router=True, max_concurrent_samples=4)
@@ -250,7 +250,7 @@ def test_who_takes_over_does_not_wait_for_an_engine_that_is_away(engines: list[S
     second.stop()
 
     async def work(pool: EnginePool) -> None:
-        pool.assume_weights(None, "run:4")
+        pool.weights.assume(None, "run:4")
         assert_true(await ask(pool))
         with ScriptedEngine.start(SLOW, port=port) as back:
             await until(lambda: pool.statistics().lanes[1].circuit == "closed")
@@ -267,7 +267,7 @@ def test_a_worker_that_was_set_aside_is_on_the_routers_list_again_when_the_pool_
     urls = {engine.url for engine in engines}
 
     async def work(pool: EnginePool) -> None:
-        pool.expect_streamed("run:1")  # which none of them tells
+        pool.weights.expect_streamed("run:1")  # which none of them tells
         await until(lambda: not listed(router))
 
     with ScriptedEngine.start(Script(workers=list(urls))) as router:
@@ -339,16 +339,16 @@ def test_an_engine_that_starts_again_with_an_old_label_is_no_other_run_that_push
     port = int(second.url.rsplit(":", 1)[1])
 
     async def work(pool: EnginePool) -> None:
-        pool.claim({"run"})
-        await pool.update_weights_from_disk(str(tmp_path), "run:4")
+        pool.weights.claim({"run"})
+        await pool.weights.load(str(tmp_path), "run:4")
         second.stop()
         for completion in await ask_many(pool, 4):
             assert_true(completion)  # type: ignore[arg-type]
         revived = replace(SLOW, weight_version="old:3")
         with ScriptedEngine.start(revived, port=port) as back:
             await ask_many(pool, 4)
-            pool.recheck_versions()
+            pool.weights.recheck()
             await until(lambda: LOADS in paths(back))
-        assert not pool._recovery.taken.done()
+        assert not pool._recovery.weights.taken.done()
 
     run_with([engine.url for engine in engines], work)

@@ -84,7 +84,7 @@ def test_behind_a_router_requests_go_through_it_and_control_calls_to_each_worker
             assert {info.url for info in pool.engines} == {first.url, second.url}
             assert pool.statistics().lanes[0].num_allowed == 2 * 16
             await pool.pause("retract")
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.weights.load(str(tmp_path), "0:1")
             await pool.continue_()
             for result in await ask_many(pool, 10, routing_key="session"):
                 assert isinstance(result, Completion)

@@ -192,9 +192,9 @@ def test_an_update_in_mid_answer_is_told_per_token_where_the_engine_tells_it(
             assert pool.engines[0].version_label == "default"
             calls = await start_many(pool, 4)
             await pool.pause(mode)
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.weights.load(str(tmp_path), "0:1")
             await pool.continue_()
-            assert await pool.versions() == {engine.url: "0:1"}
+            assert await pool.weights.versions() == {engine.url: "0:1"}
             for call in calls:
                 completion = await call
                 labels = [label for label, _ in completion.versions]
@@ -220,7 +220,7 @@ def test_old_engines_that_hold_requests_refuse_new_weights_and_live(tmp_path: Pa
             calls = await start_many(pool, 2)
             await pool.pause("retract")
             with pytest.raises(ControlFailed, match="must empty its prefix cache before new weights"):
-                await pool.update_weights_from_disk(str(tmp_path), "0:1")
+                await pool.weights.load(str(tmp_path), "0:1")
             await pool.continue_()
             for call in calls:
                 assert (await call).versions == (("default", 100),)
@@ -302,8 +302,8 @@ def test_a_version_label_is_set_without_ending_a_request_and_not_where_it_is_rig
 
         async def work(pool: EnginePool) -> None:
             calls = await start_many(pool, 4)
-            await pool.set_version_label("0:0")
-            await pool.set_version_label("0:0")
+            await pool.weights.set_label("0:0")
+            await pool.weights.set_label("0:0")
             assert [(await call).finish for call in calls] == ["stop"] * 4
 
         run_with(engine, work)
@@ -319,7 +319,7 @@ def test_an_engine_that_does_not_load_is_an_error_with_its_message(tmp_path: Pat
 
             async def work(pool: EnginePool) -> None:
                 with pytest.raises(ControlFailed, match="no such folder"):
-                    await pool.update_weights_from_disk(str(tmp_path), "0:1")
+                    await pool.weights.load(str(tmp_path), "0:1")
 
             run_with(engine, work)
 
@@ -332,9 +332,9 @@ def test_requests_of_a_client_that_has_hung_up_hold_an_update_up_and_no_more(tmp
             ask_and_hang_up(engine)
             await pool.pause("retract")
             assert engine.state()["num_waiting"] == 1
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.weights.load(str(tmp_path), "0:1")
             await pool.continue_()
-            assert await pool.versions() == {engine.url: "0:1"}
+            assert await pool.weights.versions() == {engine.url: "0:1"}
 
         run_with(engine, work)
 
@@ -345,8 +345,8 @@ def test_an_engine_that_wants_an_update_announced_gets_it_announced(tmp_path: Pa
     with ScriptedEngine.start(SLOW, rules=[rule]) as engine:
 
         async def work(pool: EnginePool) -> None:
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
-            assert await pool.versions() == {engine.url: "0:1"}
+            await pool.weights.load(str(tmp_path), "0:1")
+            assert await pool.weights.versions() == {engine.url: "0:1"}
 
         run_with(engine, work)
         update = "/update_weights_from_disk"
@@ -374,10 +374,10 @@ def test_an_engine_started_anew_gets_the_current_weights_before_any_request(tmp_
         port = int(first_life.url.rsplit(":", 1)[1])
 
         async def work(pool: EnginePool) -> None:
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.weights.load(str(tmp_path), "0:1")
             first_life.stop()
             await pool.pause("retract")  # it is lost here, and the others go on
-            await pool.update_weights_from_disk(str(tmp_path), "0:2")
+            await pool.weights.load(str(tmp_path), "0:2")
             await pool.continue_()
             assert_true(await ask(pool, "r0"))
             with ScriptedEngine.start(SLOW, port=port) as second_life:
@@ -386,7 +386,7 @@ def test_an_engine_started_anew_gets_the_current_weights_before_any_request(tmp_
                 assert {c.engine for c in completions if isinstance(c, Completion)} == set(pool_urls)
                 paths = [r.path for r in second_life.requests()]
                 assert paths.index("/update_weights_from_disk") < paths.index("/generate")
-                assert await pool.versions() == dict.fromkeys(pool_urls, "0:2")
+                assert await pool.weights.versions() == dict.fromkeys(pool_urls, "0:2")
 
         pool_urls = [stays.url, first_life.url]
         run_with(pool_urls, work)
@@ -404,8 +404,8 @@ def test_no_control_call_ever_aborts_what_is_not_ours(tmp_path: Path) -> None:
         async def work(pool: EnginePool) -> None:
             calls = await start_many(pool, 3)
             await pool.pause("retract")
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
-            await pool.set_version_label("0:2")
+            await pool.weights.load(str(tmp_path), "0:1")
+            await pool.weights.set_label("0:2")
             await pool.continue_()
             await pool.abort(["r0"])
             await asyncio.gather(*calls)
@@ -457,14 +457,14 @@ def test_an_engine_that_comes_back_during_an_update_gets_the_new_weights(tmp_pat
         port = int(first_life.url.rsplit(":", 1)[1])
 
         async def work(pool: EnginePool) -> None:
-            await pool.update_weights_from_disk(str(tmp_path), "0:1")
+            await pool.weights.load(str(tmp_path), "0:1")
             first_life.stop()
-            await pool.versions()  # finds that it is gone
-            updating = asyncio.create_task(pool.update_weights_from_disk(str(tmp_path), "0:2"))
+            await pool.weights.versions()  # finds that it is gone
+            updating = asyncio.create_task(pool.weights.load(str(tmp_path), "0:2"))
             with ScriptedEngine.start(SLOW, port=port) as second_life:
                 await until(lambda: {lane.circuit for lane in pool.statistics().lanes} == {"closed"})
                 await updating
-                assert set((await pool.versions()).values()) == {"0:2"}
+                assert set((await pool.weights.versions()).values()) == {"0:2"}
                 assert second_life.state()["weight_version"] == "0:2"
 
         run_with([stays.url, first_life.url], work)

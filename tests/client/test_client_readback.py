@@ -49,7 +49,7 @@ def probes_of(weights: dict[str, torch.Tensor], folder: Path) -> list[Probe]:
 async def load(pool: EnginePool, path: Path, label: str, probes: list[Probe]) -> None:
     await pool.pause("retract")
     try:
-        await pool.update_weights_from_disk(str(path), label, probes=probes)
+        await pool.weights.load(str(path), label, probes=probes)
     finally:
         await pool.continue_()
 
@@ -188,8 +188,8 @@ def check_scores(
         engine.configure(rules=list(rules))
         for number in (1, 2):
             await pool.pause("retract")
-            await pool.update_weights_from_disk(str(old), f"0:{number}", probes=probes_of(NEW, old))
-            await pool.check_score(expected)
+            await pool.weights.load(str(old), f"0:{number}", probes=probes_of(NEW, old))
+            await pool.weights.check_score(expected)
             await pool.continue_()
 
     run_with(engine, work)
@@ -239,7 +239,7 @@ def test_an_engine_that_was_read_back_is_not_scored(engine: ScriptedEngine, tmp_
         engine.configure(rules=[rule])
         await load(pool, old, "0:1", probes_of(NEW, old)[:1])
         engine.clear()
-        await pool.check_score(Scored(input_ids=IDS, logprobs=[-1.0, -2.0, -3.0], is_float32=True))
+        await pool.weights.check_score(Scored(input_ids=IDS, logprobs=[-1.0, -2.0, -3.0], is_float32=True))
 
     run_with(engine, work)
     assert sent(engine, "/generate") == []

@@ -15,17 +15,17 @@ def test_an_engine_that_was_away_when_caches_were_emptied_empties_its_own_with_n
     script = Script(lengths=Lengths(tokens=8))
 
     async def work(pool: EnginePool) -> None:
-        pool.assume_weights(None, "default")
+        pool.weights.assume(None, "default")
         returning.configure(rules=[Rule(path="/health", delay_s=0.4, times=1)])
         staying.configure(rules=[Rule(path="/flush_cache", delay_s=1.0)])
         pool._recovery.lost(pool._fleet.engines[1], ControlFailed("it was not reached"))
         await until(lambda: bool(returning.requests("/health")))
         await pool.pause("retract")
-        await pool.update_weights_from_disk(str(tmp_path), "run:1")
+        await pool.weights.load(str(tmp_path), "run:1")
         await pool.continue_()
         await until(lambda: bool(returning.requests(LOADS)))
         await until(lambda: len(pool._fleet.serving) == 2)
-        assert await pool.versions() == {staying.url: "run:1", returning.url: "run:1"}
+        assert await pool.weights.versions() == {staying.url: "run:1", returning.url: "run:1"}
         assert [load.body["flush_cache"] for load in staying.requests(LOADS)] == [False]
         assert staying.requests("/flush_cache")
         assert all(load.body["flush_cache"] for load in returning.requests(LOADS))

@@ -14,7 +14,7 @@ from client_kit import ask, quick, run_with, sent, until
 
 from fa_rollout.client import EnginePool
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
-from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.labels import IN_PIECES
 from fa_rollout.client.engine.tensor_body import SLICE_BYTES, TensorFile
 from fa_rollout.client.fleet.weight_stream import EnginesLost
 from tests.kit.scripted import Lengths, Rule, ScriptedEngine
@@ -108,14 +108,14 @@ def test_an_engine_that_misses_a_part_gets_no_request_until_the_next_stream(
     async def work(pool: EnginePool) -> None:
         lost.configure(rules=[Rule(path=TENSORS, drop="before", times=1)])
         await stream(pool, "0:1")
-        assert await pool.versions() == {other.url: "0:1"}
+        assert await pool.weights.versions() == {other.url: "0:1"}
         await until(lambda: len(sent(lost, "/health")) > 1)  # it was looked at, and is well
         for engine in engines:
             engine.clear()
         await asyncio.gather(*(ask(pool, f"r{i}") for i in range(8)))
         assert (len(sent(lost)), len(sent(other))) == (0, 8)
         await stream(pool, "0:2")
-        assert await pool.versions() == {lost.url: "0:2", other.url: "0:2"}
+        assert await pool.weights.versions() == {lost.url: "0:2", other.url: "0:2"}
         await asyncio.gather(*(ask(pool, f"r{i}") for i in range(8)))
         assert sent(lost)
 
@@ -131,7 +131,7 @@ def test_what_all_engines_lose_can_be_begun_anew_and_is_then_whole(engines: list
         with pytest.raises(EnginesLost):
             await pool.streams.take_tensors(BUCKET)
         await stream(pool, "0:3")
-        assert set((await pool.versions()).values()) == {"0:3"}
+        assert set((await pool.weights.versions()).values()) == {"0:3"}
         assert (await ask(pool)).versions == (("0:3", 8),)
 
     run_with([engine.url for engine in engines], work)
@@ -231,7 +231,7 @@ def test_a_new_life_takes_an_engine_only_if_it_holds_what_was_streamed(engines: 
         await stream(pool, "0:5")
 
     async def second(pool: EnginePool) -> None:
-        pool.expect_streamed("0:5")
+        pool.weights.expect_streamed("0:5")
         await asyncio.gather(*(ask(pool, f"r{i}") for i in range(4)))
         assert (len(sent(current)), len(sent(other))) == (4, 0)
 

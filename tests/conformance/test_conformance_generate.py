@@ -55,7 +55,7 @@ def test_a_probe_finds_model_version_and_age(target: Target) -> None:
         assert info.has_spans is target.has_spans
         assert (info.model_path, info.vocab_size) == (str(target.model), VOCAB_SIZE)
         assert info.server_version
-        assert await pool.versions() == {target.engine_url: "default"}
+        assert await pool.weights.versions() == {target.engine_url: "default"}
 
     target.with_pool(work)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fa_rollout.client import Completion, ControlFailed, EnginePool
-from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.labels import IN_PIECES
 from tests.conformance.conformance_kit import Http, Target, ask, assert_sampled_by, under_way
 from trainer_hook.messages import JoinGroup, TakeBroadcast
 from trainer_hook.model.fit import fitting
@@ -93,7 +93,7 @@ def test_tensors_in_requests_replace_the_weights_bucket_by_bucket(
     async def work(pool: EnginePool) -> tuple[Completion, Completion, Completion]:
         before = await short(pool)
         await send_tensors(pool, other, "0:1")
-        assert await pool.versions() == {target.engine_url: "0:1"}
+        assert await pool.weights.versions() == {target.engine_url: "0:1"}
         after = await short(pool)
         await send_tensors(pool, model, "0:2")
         return before, after, await short(pool)
@@ -197,7 +197,7 @@ def test_a_leader_that_leaves_in_the_middle_is_an_error_at_once_and_the_next_upd
             await send_tensors(pool, other, "0:1")
         else:
             await until_paused(pool)
-            await pool.update_weights_from_disk(str(target.other), "0:1")
+            await pool.weights.load(str(target.other), "0:1")
             await pool.continue_()
         return await waiting
 

@@ -28,7 +28,7 @@ def probes_of(model: Any, target: Target) -> list[Probe]:
 async def load(pool: EnginePool, path: Any, probes: list[Probe]) -> None:
     await pool.pause("retract")
     try:
-        await pool.update_weights_from_disk(str(path), "0:1", probes=probes)
+        await pool.weights.load(str(path), "0:1", probes=probes)
     finally:
         await pool.continue_()
 
@@ -80,9 +80,9 @@ def test_a_text_tells_an_engines_weights_from_others(target: Target, model: Any,
 
     async def work(pool: EnginePool) -> None:
         await pool.pause("retract")
-        await pool.update_weights_from_disk(str(target.other), "0:1", probes=unreadable)
-        await pool.check_score(score(other))
+        await pool.weights.load(str(target.other), "0:1", probes=unreadable)
+        await pool.weights.check_score(score(other))
         with pytest.raises(ControlRefused, match="differ from the trainer's"):
-            await pool.check_score(score(model))
+            await pool.weights.check_score(score(model))
 
     target.with_pool(work)

@@ -24,7 +24,7 @@ from tests.engines.reference import reference_logprobs
 
 async def load(pool: EnginePool, folder: Path, label: str, *, mode: str = "retract") -> None:
     await pool.pause(mode)
-    await pool.update_weights_from_disk(str(folder), label)
+    await pool.weights.load(str(folder), label)
     await pool.continue_()
 
 
@@ -32,7 +32,7 @@ def test_an_update_in_place_is_told_by_token_or_for_the_whole_answer(target: Tar
     async def work(pool: EnginePool) -> Completion:
         (call,) = await under_way(pool, 1, max_new_tokens=1500)
         await load(pool, target.other, "0:1", mode="in_place")
-        assert await pool.versions() == {target.engine_url: "0:1"}
+        assert await pool.weights.versions() == {target.engine_url: "0:1"}
         return await call
 
     completion = target.with_pool(work)
@@ -60,7 +60,7 @@ def test_a_retracted_answer_goes_on_under_the_new_weights_or_the_update_is_refus
         else:  # SGLang 0.5.15 would die of an update that empties the cache
             with pytest.raises(ControlFailed, match="must empty its prefix cache"):
                 await load(pool, target.other, "0:1")
-            assert await pool.versions() == {target.engine_url: "default"}
+            assert await pool.weights.versions() == {target.engine_url: "default"}
             await pool.continue_()
         return await call
 
@@ -111,7 +111,7 @@ def test_updates_to_and_fro_change_all_that_comes_after_them(target: Target, mod
 def test_without_a_pause_an_update_waits_for_what_runs(target: Target, model: Any, other: Any) -> None:
     async def work(pool: EnginePool) -> tuple[Completion, Completion]:
         (call,) = await under_way(pool, 1, max_new_tokens=1500)
-        await pool.update_weights_from_disk(str(target.other), "0:1")
+        await pool.weights.load(str(target.other), "0:1")
         return await call, await ask(pool, "late", max_new_tokens=20, ignore_eos=True)
 
     running, late = target.with_pool(work)
@@ -124,8 +124,8 @@ def test_without_a_pause_an_update_waits_for_what_runs(target: Target, model: An
 def test_a_label_is_set_without_ending_a_request_and_by_default_ends_all(target: Target) -> None:
     async def work(pool: EnginePool) -> Completion:
         (call,) = await under_way(pool, 1, max_new_tokens=1500)
-        await pool.set_version_label("0:7")
-        assert await pool.versions() == {target.engine_url: "0:7"}
+        await pool.weights.set_label("0:7")
+        assert await pool.weights.versions() == {target.engine_url: "0:7"}
         return await call
 
     completion = target.with_pool(work)
@@ -147,9 +147,9 @@ def test_weights_that_cannot_be_loaded_are_an_error_and_the_old_ones_go_on(
     async def work(pool: EnginePool) -> Completion:
         await pool.pause("retract")
         with pytest.raises(ControlFailed, match="update_weights_from_disk"):
-            await pool.update_weights_from_disk(str(tmp_path / "nowhere"), "0:1")
+            await pool.weights.load(str(tmp_path / "nowhere"), "0:1")
         await pool.continue_()
-        assert await pool.versions() == {target.engine_url: "default"}
+        assert await pool.weights.versions() == {target.engine_url: "default"}
         return await ask(pool, max_new_tokens=20, ignore_eos=True)
 
     assert_sampled_by(model, target.with_pool(work))

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.examine import Examined, Unanswered, examine
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.tokenizer import Tokenizer

@@ -73,7 +73,7 @@ class Bench:
 
     async def publish(self, version: int) -> None:
         self.book.announce(LINEAGE, version)
-        await self.pool.set_version_label(f"{LINEAGE}:{version}")
+        await self.pool.weights.set_label(f"{LINEAGE}:{version}")
         self.book.confirm(version)
 
     async def under_way(self, count: int) -> None:
@@ -387,7 +387,7 @@ def test_a_version_that_an_engine_fell_back_to_is_unknown(play: Play) -> None:
 
     async def scenario(bench: Bench) -> Turn:
         await bench.publish(7)
-        await bench.pool.set_version_label("default")
+        await bench.pool.weights.set_label("default")
         return await bench.turn()
 
     turn = run(engine, RESUME, scenario)

@@ -72,7 +72,7 @@ def sample(engine: ScriptedEngine, params: dict[str, Any], **settings: Any) -> T
     async def go() -> Turn:
         async with asyncio.timeout(20), EnginePool([engine.url], vocab_size=VOCAB_SIZE) as pool:
             book = VersionBook(lineage=LINEAGE, published=0)
-            await pool.set_version_label(book.label(0))
+            await pool.weights.set_label(book.label(0))
             engine.clear()
             requester = Requester(
                 pool,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.labels import IN_PIECES
 from tests.generator.hub_end import LINEAGE, HubEnd, run_tree
 from tests.generator.test_updates import true_spans, under_way
 from tests.kit.scripted import Lengths, Rule, ScriptedEngine

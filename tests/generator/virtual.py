@@ -17,7 +17,7 @@ import numpy as np
 from fa_rollout.client.base.errors import RequestRefused
 from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine.probe import EngineInfo
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.row import Row
@@ -135,6 +135,7 @@ class VirtualEngines:
 
     def __init__(self, capacity: int) -> None:
         self.label = "default"
+        self.weights = self
         self.streams = _NoStreams()
         self.flights: dict[str, Flight] = {}
         self.engines = (
@@ -179,18 +180,18 @@ class VirtualEngines:
     async def continue_(self) -> None:
         await asyncio.sleep(0.1)
 
-    async def set_version_label(self, label: str) -> None:
+    async def set_label(self, label: str) -> None:
         for flight in self.flights.values():
             flight.make(flight.num_made == 0 and flight.budget > 1, self.label)
         self.label = label
 
-    async def update_weights_from_disk(self, path: str, label: str, **_: Any) -> None:
-        await self.set_version_label(label)
+    async def load(self, path: str, label: str, **_: Any) -> None:
+        await self.set_label(label)
 
     async def until_taken(self) -> None:
         await asyncio.Event().wait()
 
-    def recheck_versions(self) -> bool:
+    def recheck(self) -> bool:
         raise AssertionError("every version here is known")
 
 
@@ -333,7 +334,7 @@ class VirtualRun:
                 life=cast(Any, self._life),
             )
             self.serving = asyncio.ensure_future(generator.serve())
-            await self.engines.set_version_label(f"{resume.lineage}:{resume.version}")
+            await self.engines.set_label(f"{resume.lineage}:{resume.version}")
 
         self.loop.run_until_complete(start())
         self.step()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fa_rollout.client.engine.control import IN_PIECES
+from fa_rollout.client.engine.labels import IN_PIECES
 from tests.hub.rig import WITH_SPARE, Rig
 from tests.kit.scripted import Rule, ScriptedEngine
 from trainer_hook import TrainerHook

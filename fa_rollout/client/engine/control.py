@@ -1,4 +1,4 @@
-"""Control calls to one engine, in the ways of both ages of SGLang's protocol.
+"""Pauses, labels and aborts of one engine, in the ways of both ages of SGLang's protocol.
 
 Invariant: nothing here ends a request that is not ours, but a pause whose mode is to abort.
 """
@@ -6,26 +6,20 @@ Invariant: nothing here ends a request that is not ours, but a pause whose mode 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused, ControlUnanswered, NotDone
-from fa_rollout.client.engine import readback
 from fa_rollout.client.engine.endpoints import Engine
-from trainer_hook.messages import Probe
+from fa_rollout.client.engine.labels import IN_PIECES
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-OF_START = (None, "default")
-"""What SGLang engines call the weights that they started with."""
-IN_PIECES = "in-pieces"
-"""Label of an engine whose weights are being replaced piece by piece: no version."""
 _PAUSE_PROBE_S = 3.0
 _PAUSE_AGE_S = 0.5
-_UNKNOWN, _NOT_READY = 404, 503
+_NOT_READY = 503
 _MAX_LOOKS = 3
 """After requests to continue, for an engine that says that it does, and does not."""
 _FLUSH_PATIENCE_S = 5.0
@@ -33,10 +27,6 @@ _FLUSH_PATIENCE_S = 5.0
 _FLUSH_RETRY_S = 0.5
 _REPEAT_S = 0.25
 """Between two tries of a call that may be repeated."""
-_LOOK_S = 1.0
-"""Between two looks at the label of an engine that loads weights."""
-_MAX_LOADS = 3
-"""Of weights that an engine says it has loaded although it has not."""
 
 
 async def insist(
@@ -87,7 +77,7 @@ async def insist(
         await asyncio.sleep(_REPEAT_S)
 
 
-async def _post(
+async def post(
     engine: Engine,
     path: str,
     payload: dict[str, Any],
@@ -95,6 +85,8 @@ async def _post(
     limit_s: float | None = None,
     try_s: float | None = None,
 ) -> None:
+    """Repeat a call until the engine has accepted it, as `insist` does."""
+
     async def call(left_s: float) -> None:
         await engine.call("POST", path, payload, timeout_s=left_s)
 
@@ -111,7 +103,7 @@ async def pause(engine: Engine, mode: str) -> None:
     policy = engine.policy
     # By `abort` it answers when its last request has ended; the other modes are a matter of moments.
     try_s = policy.pause_timeout_s if mode == "abort" else None
-    await _post(engine, "/pause_generation", {"mode": mode}, limit_s=policy.pause_timeout_s, try_s=try_s)
+    await post(engine, "/pause_generation", {"mode": mode}, limit_s=policy.pause_timeout_s, try_s=try_s)
 
 
 async def continue_(engine: Engine, *, limit_s: float | None = None) -> None:
@@ -205,141 +197,13 @@ async def flush_cache(engine: Engine) -> None:
     give_up_s = time.monotonic() + _FLUSH_PATIENCE_S
     while True:
         try:
-            await _post(engine, "/flush_cache", {})
+            await post(engine, "/flush_cache", {})
             return
         except ControlRefused as error:
             if time.monotonic() > give_up_s:
                 text = f"{engine.url} must empty its prefix cache before new weights, its requests forbid it"
                 raise ControlRefused(f"{text}: {error}", error.status) from error
         await asyncio.sleep(_FLUSH_RETRY_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """A version in a folder that engines can read."""
-
-    path: str
-    """Holds all weights."""
-    label: str
-    probes: Sequence[Probe] = ()
-    """Numbers that an engine must hold then."""
-
-
-async def load_weights(engine: Engine, files: Files, *, flush_cache: bool, limit_s: float) -> None:
-    """The engine loads weights from a folder that it can read, and tells their label.
-
-    Raises:
-        ControlFailed: it does not load them, does not tell the label, or holds other weights afterwards.
-    """
-    await _load(engine, files.path, files.label, flush_cache=flush_cache, limit_s=limit_s)
-    await readback.check(engine, files.probes)
-
-
-async def _load(engine: Engine, path: str, label: str, *, flush_cache: bool, limit_s: float) -> None:
-    payload = {
-        "model_path": path,
-        "weight_version": label,
-        "flush_cache": flush_cache,
-        "abort_all_requests": False,
-    }
-    for _ in range(_MAX_LOADS):
-        answer = await _answer_or_label(engine, payload, limit_s)
-        if answer.get("success") is False:
-            raise ControlRefused(
-                f"{engine.url} must load weights from {path}, found: {answer.get('message')}"
-            )
-        # A label is never set by hand here: that would give the name of new weights to old ones.
-        if await version_of(engine) == label:
-            engine.standing.label = label
-            return
-        _LOG.warning("event=load_not_done endpoint=%s path=%s label=%s", engine.url, path, label)
-    raise NotDone(f"{engine.url} must load weights from {path}: it says that it did, and keeps its version")
-
-
-async def _answer_or_label(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """The engine's answer to a load. Its label is as good: the answer may be lost on its way."""
-    asking = asyncio.ensure_future(
-        insist(engine, lambda try_s: _update(engine, payload, try_s), limit_s=limit_s, try_s=limit_s)
-    )
-    try:
-        while not (await asyncio.wait({asking}, timeout=_LOOK_S))[0]:
-            with suppress(ControlFailed):
-                if await version_of(engine, _PAUSE_PROBE_S) == payload["weight_version"]:
-                    return {}
-        return asking.result()
-    finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-
-
-async def _update(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    path = "/update_weights_from_disk"
-    try:
-        return await engine.call("POST", path, payload, timeout_s=limit_s)
-    except ControlRefused as error:
-        # Carried out, and the answer was lost: a refusal that may pass says nothing of the weights.
-        if error.may_pass and await version_of(engine) == payload["weight_version"]:
-            return {}
-        if "must run between" not in str(error):
-            raise
-    # Newer engines want some updates announced; from disk none has asked for it yet.
-    await begin_session(engine)
-    try:
-        return await engine.call("POST", path, payload, timeout_s=limit_s)
-    finally:
-        await end_session(engine)
-
-
-async def begin_session(engine: Engine) -> None:
-    """Begin a session of weight pieces, which SGLang wants from 0.5.21 on and does not know before.
-
-    Raises:
-        ControlFailed: it does not begin.
-    """
-    engine.standing.in_session = True
-    try:
-        await _begin(engine)
-    except ControlRefused as error:
-        if error.status == _UNKNOWN:
-            engine.standing.in_session = False
-        elif "already open" in str(error):  # by a life before, or by a call of ours whose answer was lost
-            await end_session(engine)
-            engine.standing.in_session = True
-            await _begin(engine)
-        else:
-            raise
-
-
-async def _begin(engine: Engine) -> None:
-    await _post(engine, "/begin_weight_update", {}, limit_s=engine.policy.update_timeout_s)
-
-
-async def end_session(engine: Engine) -> None:
-    """End the session that we began, if we did.
-
-    Raises:
-        ControlFailed: it is not ended, as far as is known.
-    """
-    if not engine.standing.in_session:
-        return
-    num_tries = 0
-
-    async def end(try_s: float) -> None:
-        nonlocal num_tries
-        num_tries += 1
-        try:
-            await engine.call("POST", "/end_weight_update", {}, timeout_s=try_s)
-        except ControlRefused as error:
-            if error.may_pass:
-                raise
-            engine.standing.in_session = False
-            if num_tries == 1:
-                raise  # else the first try has ended it, and only its answer was lost
-
-    # The end computes what depends on all weights, such as scales of quantized ones.
-    limit_s = engine.policy.update_timeout_s
-    await insist(engine, end, limit_s=limit_s, try_s=max(engine.policy.control_timeout_s, limit_s / 4))
-    engine.standing.in_session = False
 
 
 async def abort(engine: Engine, wire_id: str) -> bool:

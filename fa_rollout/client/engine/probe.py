@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ from fa_rollout.client.base.errors import (
 from fa_rollout.client.base.policy import KEY_STATUSES
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine, HttpFailure
+from fa_rollout.client.engine.labels import OF_START
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import answer_limit, generate_body
@@ -30,37 +32,6 @@ logger = logging.getLogger(__name__)
 
 _TELL_EVERY_S = 10.0
 _RETRY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """What a probe found."""
-
-    url: str
-    version_label: str | None
-    has_spans: bool
-    """The engine tells which tokens were sampled by which version."""
-    model_path: str | None
-    """Of the weights that it loaded last."""
-    server_version: str | None
-    vocab_size: int | None
-    """None where the model's folder cannot be read here."""
-    context_length: int | None = None
-    """Tokens of prompt and response together; None where the engine does not tell."""
-    num_workers: int = 1
-    """Processes that hold a part of its weights each (tensor parallelism)."""
-    tokenizer_path: str | None = None
-    """It stays that of the engine's start, which is the model's own unless it was named."""
-
-    @property
-    def is_of_start(self) -> bool:
-        """Whether it holds the weights that it started with, by its label."""
-        return self.version_label in control.OF_START
-
-    @property
-    def first_path(self) -> str | None:
-        """Where the weights that it started with lie, as far as it tells."""
-        return self.model_path if self.is_of_start else self.tokenizer_path
 
 
 async def probe(engine: Engine, rid: str, limit_s: float, *, ends_pauses: bool) -> EngineInfo:
@@ -101,7 +72,7 @@ async def recognised(engine: Engine, known: EngineInfo) -> EngineInfo | None:
     path, label = _text(model.get("model_path")), _text(model.get("weight_version"))
     if _text(model.get("tokenizer_path")) != known.tokenizer_path:
         return None
-    if path != known.model_path and label in control.OF_START:
+    if path != known.model_path and label in OF_START:
         return None
     return replace(known, version_label=label, model_path=path)
 

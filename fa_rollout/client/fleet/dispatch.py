@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fa_rollout.client.base.circuit import Circuit, Window
+from fa_rollout.client.base.policy import FailurePolicy
 
 
 class Balance(StrEnum):
@@ -36,6 +37,12 @@ class Lane:
     """Waiters that want this lane and no other."""
     is_leaving: bool = False
     """It gets no more requests; those that it has may end."""
+
+    @classmethod
+    def to(cls, url: str, capacity: int, policy: FailurePolicy) -> "Lane":
+        """A lane for this many requests at once."""
+        circuit = Circuit(policy.circuit_failures, policy.max_untrue, policy.untrue_rest_s)
+        return cls(url=url, window=Window(capacity), circuit=circuit)
 
     @property
     def is_usable(self) -> bool:
@@ -137,6 +144,10 @@ class Dispatcher:
         lane.in_flight -= 1
         assert lane.in_flight >= 0, "a slot was returned twice"
         self.pump()
+
+    def lane_of(self, url: str) -> Lane | None:
+        """The lane to this address; None behind a router, or once it has left."""
+        return next((lane for lane in self.lanes if lane.url == url), None)
 
     def add(self, lane: Lane) -> None:
         """A lane joins."""

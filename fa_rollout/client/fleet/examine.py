@@ -21,7 +21,8 @@ from fa_rollout.client.base.errors import (
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine.endpoints import Engine, HttpFailure
 from fa_rollout.client.engine.network import open_session
-from fa_rollout.client.engine.probe import EngineInfo, patiently, probe
+from fa_rollout.client.engine.probe import patiently, probe
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion

@@ -7,24 +7,21 @@ one that we have paused is continued there, whatever a router says of it.
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import aiohttp
-import msgspec
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine import control
+from fa_rollout.client.engine import control, loading
 from fa_rollout.client.engine.endpoints import Engine
-from fa_rollout.client.engine.network import KEY_VARIABLE
 from fa_rollout.client.engine.probe import patiently
-from fa_rollout.client.engine.standing import Status
-from fa_rollout.client.wire.address import AddressError, engine_url
+from fa_rollout.client.engine.standing import EngineInfo, Status
+from fa_rollout.client.fleet.router import Router
 
 T = TypeVar("T")
 
@@ -44,16 +41,35 @@ class Fleet:
     ) -> None:
         self._session = session
         self._policy = policy
-        self.fronts = {url: Engine(url, session, policy) for url in urls}
-        """Where requests go: the engines, or the router."""
-        self._router = next(iter(self.fronts.values())) if router else None
-        self.engines = [] if router else list(self.fronts.values())
+        self.router = Router(Engine(urls[0], session, policy)) if router else None
+        """In front of all engines, which are those that it lists."""
         self._listed_at = -_WORKERS_AGE_S
         self._abort_slots = asyncio.Semaphore(_MAX_ABORTS_AT_ONCE)
-        self._known = dict(self.fronts) if not router else {}
-        """Every engine by its address, with what we have asked of it; behind a router also those that it does
-        not list."""
+        self._known: dict[str, Engine] = {}
+        """Every engine by its address, with what we have asked of it, whether it is in or not."""
+        if not router:
+            self._set_members(urls)
         self.on_lost: Callable[[Engine, ControlFailed], None] = lambda engine, error: None
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Engines that are in: those of the pool, or those that the router listed last."""
+        return [engine for engine in self._known.values() if engine.standing.is_member]
+
+    def _set_members(self, urls: Collection[str]) -> None:
+        for url in urls:
+            self.known(url)
+        for engine in self._known.values():
+            engine.standing.is_member = engine.url in urls
+
+    @property
+    def infos(self) -> list[EngineInfo]:
+        """What the probes found, of engines that are up or were."""
+        return [one.standing.info for one in self._known.values() if one.standing.info is not None]
+
+    def front(self, url: str) -> Engine:
+        """Where requests of a lane go: an engine, or the router."""
+        return self._known[url] if self.router is None else self.router.front
 
     async def refresh(self) -> list[Engine]:
         """The engines as they are now; a router is asked for its workers.
@@ -63,18 +79,16 @@ class Fleet:
         Raises:
             ControlFailed: it has never listed any.
         """
-        if self._router is None or time.monotonic() < self._listed_at + _WORKERS_AGE_S:
+        if self.router is None or time.monotonic() < self._listed_at + _WORKERS_AGE_S:
             return self.engines
         try:
-            urls = [worker.url for worker in await _workers(self._router)]
-            if not urls:
-                raise ControlFailed(f"the router {self._router.url} must have workers, found none")
+            urls = await self.router.urls()
         except ControlFailed as error:
             if not self.engines:
                 raise
             _LOG.warning("event=workers_unknown error=%s", error)
             return self.engines
-        self.engines = [self.known(url) for url in urls]
+        self._set_members(urls)
         self._listed_at = time.monotonic()
         return self.engines
 
@@ -87,8 +101,8 @@ class Fleet:
     @property
     def members(self) -> list[Engine]:
         """Engines that are in, also those that we took off a router's list."""
-        aside = [one for one in self._known.values() if one.standing.is_struck_off]
-        return list({engine.url: engine for engine in [*self.engines, *aside]}.values())
+        standings = ((engine, engine.standing) for engine in self._known.values())
+        return [engine for engine, one in standings if one.is_member or one.is_struck_off]
 
     @property
     def serving(self) -> list[Engine]:
@@ -101,8 +115,8 @@ class Fleet:
         Raises:
             EngineUnavailable: it does not answer, or has none.
         """
-        if self._router is not None:
-            await patiently(self.refresh, deadline, self._router.url)
+        if self.router is not None:
+            await patiently(self.refresh, deadline, self.router.url)
         return list(self.engines)
 
     async def versions(self) -> dict[str, str | None]:
@@ -146,11 +160,11 @@ class Fleet:
         """Every engine forgets what it computed under its present weights."""
         await self._each(control.flush_cache)
 
-    async def load_weights(self, files: control.Files, *, flush_cache: bool) -> None:
+    async def load_weights(self, files: loading.Files, *, flush_cache: bool) -> None:
         """Every engine loads weights from a folder and tells their label."""
         limit_s = self._policy.update_timeout_s
         await self._each(
-            lambda engine: control.load_weights(engine, files, flush_cache=flush_cache, limit_s=limit_s)
+            lambda engine: loading.load_weights(engine, files, flush_cache=flush_cache, limit_s=limit_s)
         )
 
     async def returning(self) -> list[Engine]:
@@ -183,13 +197,10 @@ class Fleet:
 
     def admit(self, engine: Engine) -> None:
         """Requests may go to it from now on; without a router."""
-        self.fronts[engine.url] = engine
-        self.engines.append(engine)
+        engine.standing.is_member = True
 
     def forget(self, url: str) -> None:
         """An engine without requests of ours has left."""
-        self.fronts.pop(url, None)
-        self.engines = [engine for engine in self.engines if engine.url != url]
         self._known.pop(url, None)
 
     async def enlist(self, engine: Engine) -> None:
@@ -198,15 +209,15 @@ class Fleet:
         Raises:
             ControlFailed: it does not.
         """
-        assert self._router is not None, "only a router has a list"
+        assert self.router is not None, "only a router has a list"
         was, engine.standing.status = engine.standing.status, Status.JOINS
         try:
-            await self._add_worker(engine.url)
+            await self.router.add(engine.url)
             until = time.monotonic() + self._policy.start_timeout_s
             while engine.url not in {one.url for one in await self._listed()}:
                 if time.monotonic() > until:
                     limit_s = self._policy.start_timeout_s
-                    text = f"the router {self._router.url} must list {engine.url} within {limit_s:g} s"
+                    text = f"the router {self.router.url} must list {engine.url} within {limit_s:g} s"
                     raise ControlFailed(text)
                 await asyncio.sleep(_LISTED_POLL_S)
         except BaseException:
@@ -214,15 +225,9 @@ class Fleet:
             raise
         engine.standing.status = Status.SERVES
 
-    async def _add_worker(self, url: str) -> None:
-        """With the key, which a router does not give to workers that come without one."""
-        assert self._router is not None, "only a router has a list"
-        key = os.environ.get(KEY_VARIABLE)
-        await self._router.call("POST", "/workers", {"url": url} | ({"api_key": key} if key else {}))
-
     async def set_aside(self, engine: Engine) -> None:
         """The router sends it nothing until `reenlist`; without a router that is its lane's to see to."""
-        if self._router is None or engine.standing.is_struck_off:
+        if self.router is None or engine.standing.is_struck_off:
             return
         engine.standing.is_struck_off = True
         try:
@@ -242,9 +247,9 @@ class Fleet:
     async def hand_back(self) -> None:
         """Whoever uses the router next finds the workers that were set aside on its list."""
         for engine in [one for one in self._known.values() if one.standing.is_struck_off]:
-            assert self._router is not None, "only a router has a list"
+            assert self.router is not None, "only a router has a list"
             try:
-                await self._add_worker(engine.url)
+                await self.router.add(engine.url)
             except ControlFailed as error:
                 _LOG.warning("event=worker_not_listed endpoint=%s error=%s", engine.url, error)
 
@@ -254,11 +259,9 @@ class Fleet:
         Raises:
             ControlFailed: it does not answer.
         """
-        assert self._router is not None, "only a router has a list"
-        for worker in await _workers(self._router):
-            if worker.url == url:
-                await self._router.call("DELETE", f"/workers/{worker.id}")
-        self.engines = [engine for engine in self.engines if engine.url != url]
+        assert self.router is not None, "only a router has a list"
+        await self.router.remove(url)
+        self.known(url).standing.is_member = False
         self._listed_at = -_WORKERS_AGE_S
 
     async def _listed(self) -> list[Engine]:
@@ -271,10 +274,10 @@ class Fleet:
 
     async def abort(self, wire_id: str, front: str) -> int:
         """Abort one request of ours at the engines that may hold it; how many were not reached."""
-        if front not in self.fronts:
+        if self.router is None and front not in self._known:
             return 0  # it has left, and all that it had is over
         try:
-            targets = [self.fronts[front]] if self._router is None else await self.refresh()
+            targets = [self._known[front]] if self.router is None else await self.refresh()
         except ControlFailed as error:
             _LOG.warning("event=workers_unknown error=%s", error)
             targets = self.engines
@@ -284,9 +287,9 @@ class Fleet:
 
     async def is_paused(self, front: str) -> bool:
         """Whether somebody else has paused an engine behind this front; asked twice a second at most."""
-        if front not in self.fronts:
+        if self.router is None and front not in self._known:
             return False
-        engines = [self.fronts[front]] if self._router is None else self.engines
+        engines = [self._known[front]] if self.router is None else self.engines
         return any(await asyncio.gather(*map(control.is_paused_by_others, engines)))
 
     def _losses(self) -> str:
@@ -294,24 +297,11 @@ class Fleet:
 
     def is_router(self, engine: Engine) -> bool:
         """True for the router itself."""
-        return engine is self._router
+        return self.router is not None and engine is self.router.front
 
     async def has_healthy_workers(self) -> bool:
         """True without a router; else whether it would pass a request on."""
-        if self._router is None:
-            return True
-        try:
-            return any(worker.is_healthy for worker in await _workers(self._router))
-        except ControlFailed:
-            return False
-
-    async def await_router(self) -> None:
-        """A router answers 503 until its next health check has seen that a worker runs again."""
-        until = time.monotonic() + self._policy.control_timeout_s
-        while time.monotonic() < until:
-            if await self.has_healthy_workers():
-                return
-            await asyncio.sleep(0.2)
+        return self.router is None or await self.router.has_healthy_workers()
 
     async def _each(self, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Do it on every engine that is not lost, all at once; wait for all."""
@@ -328,28 +318,6 @@ class Fleet:
         for engine, error in failed.items():
             self.on_lost(engine, error)
         return done
-
-
-class _Worker(msgspec.Struct):
-    """An entry of a router's list."""
-
-    url: str
-    id: str = ""
-    is_healthy: bool = True
-
-
-async def _workers(router: Engine) -> list[_Worker]:
-    """A router's list.
-
-    Raises:
-        ControlFailed: it does not answer, or with no list of addresses.
-    """
-    answer = await router.call("GET", "/workers")
-    try:
-        workers = msgspec.convert(answer.get("workers"), list[_Worker])
-        return [msgspec.structs.replace(worker, url=engine_url(worker.url)) for worker in workers]
-    except (msgspec.ValidationError, AddressError) as error:
-        raise ControlFailed(f"{router.url}/workers must list urls, found {answer}: {error}") from error
 
 
 async def _outcome(work: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | ControlFailed:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fa_rollout.client.base.descriptors import allowed_connections
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
-from fa_rollout.client.engine.probe import EngineInfo, patiently, probe
-from fa_rollout.client.engine.standing import Status
+from fa_rollout.client.engine.probe import patiently, probe
+from fa_rollout.client.engine.standing import EngineInfo, Status
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery
@@ -41,12 +42,8 @@ class Membership:
     recovery: Recovery
     policy: FailurePolicy
     ids: WireIds
-    infos: list[EngineInfo]
-    """What is known of the engines that are in."""
-    is_router: bool
-    make_lane: Callable[[str], Lane]
-    resize_lanes: Callable[[], None]
-    """Called when there are more or fewer engines."""
+    max_per_engine: int
+    """Requests at once."""
     abort_lane: Callable[[Lane], None]
     """Aborts the calls that are in the air on a lane."""
     ends_pauses: bool
@@ -79,11 +76,11 @@ class Membership:
         await self._made_current(engine, label, time.monotonic() + limit_s)
         if self._is_in(url):
             return  # somebody else's wish for it came true first
-        if self.is_router:
+        if self.fleet.router is not None:
             await self.fleet.enlist(engine)
         else:
             self._admit(engine)
-        self.infos.append(info)
+        engine.standing.info = info
         self.resize_lanes()
         _LOG.info("event=engine_joined endpoint=%s", url)
 
@@ -94,27 +91,33 @@ class Membership:
             ControlFailed: it is the last one.
         """
         url = engine_url(address)
-        if self.is_router:
+        if self.fleet.router is not None:
             await self.fleet.strike_off(url)
         else:
             await self._drain(url, drain_s)
         self.recovery.left(url)
-        self.infos[:] = [info for info in self.infos if info.url != url]
         self.resize_lanes()
         _LOG.info("event=engine_left endpoint=%s", url)
+
+    def resize_lanes(self) -> None:
+        """Behind a router one lane leads to all engines; open files limit all lanes together."""
+        lanes, num_engines = self.dispatcher.lanes, max(1, len(self.fleet.infos))
+        per_lane = self.max_per_engine * (1 if self.fleet.router is None else num_engines)
+        allowed = allowed_connections(per_lane * len(lanes)) // len(lanes)
+        for lane in lanes:
+            lane.window.resize(max(1, allowed))
+        self.dispatcher.pump()
 
     def _is_in(self, url: str) -> bool:
         return url in {engine.url for engine in self.fleet.engines}
 
     def _admit(self, engine: Engine) -> None:
-        lane = self.make_lane(engine.url)
         self.fleet.admit(engine)
-        self.recovery.joined(lane)
-        self.dispatcher.refuse(None)
-        self.dispatcher.add(lane)
+        self.dispatcher.add(Lane.to(engine.url, self.max_per_engine, self.policy))
+        self.recovery.joined()
 
     async def _drain(self, url: str, drain_s: float) -> None:
-        lane = next((lane for lane in self.dispatcher.lanes if lane.url == url), None)
+        lane = self.dispatcher.lane_of(url)
         if lane is None or lane.is_leaving:
             return
         if all(other is lane or other.is_leaving for other in self.dispatcher.lanes):
@@ -128,22 +131,23 @@ class Membership:
         self.dispatcher.remove(lane)
 
     def _check(self, info: EngineInfo) -> None:
-        if not info.has_spans and all(other.has_spans for other in self.infos):
+        if not info.has_spans and all(other.has_spans for other in self.fleet.infos):
             raise ControlRefused(f"{info.url} must tell version spans as the other engines do")
         for name in ("vocab_size", "context_length"):
-            known = [number for other in self.infos if (number := getattr(other, name)) is not None]
+            known = [number for other in self.fleet.infos if (number := getattr(other, name)) is not None]
             found, wanted = getattr(info, name), min(known, default=0)
             if found is not None and found < wanted:
                 raise ControlRefused(f"{info.url} must have a {name} of {wanted} or more, found {found}")
 
     async def _made_current(self, engine: Engine, label: str, until: float) -> None:
         """The engine has the current weights, and no update goes on, when this returns; see `is_ready`."""
-        if self.recovery.weights is None and await control.version_of(engine) != label:
+        weights = self.recovery.weights.wanted
+        if weights is None and await control.version_of(engine) != label:
             raise ControlRefused(
                 f"{engine.url} must hold version {label!r} to join: the trainer pushes weights by itself, "
                 "and nobody here can give them to it"
             )
-        if self.recovery.weights is not None and self.recovery.weights.is_streamed:
+        if weights is not None and weights.is_streamed:
             engine.standing.status = Status.JOINS  # the next stream brings it the weights
         try:
             while not await self.recovery.is_ready(engine) or self.recovery.must_wait:

@@ -17,7 +17,8 @@ from fa_rollout.client.base.errors import EngineUnavailable
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
-from fa_rollout.client.engine.probe import EngineInfo, patiently, probe, recognised
+from fa_rollout.client.engine.probe import patiently, probe, recognised
+from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.wire.request import WireIds
 
@@ -42,8 +43,8 @@ class Opening:
     known: Mapping[str, EngineInfo]
     """What an earlier life found, by address: such an engine is asked for its version alone."""
 
-    async def probe_all(self) -> tuple[list[EngineInfo], list[Engine]]:
-        """The engines that are up, and those that were not waited for.
+    async def probe_all(self) -> list[Engine]:
+        """Note what the engines that are up are; return those that were not waited for.
 
         Raises:
             EngineUnavailable: one that is waited for is not up in time; names each and its last error.
@@ -55,8 +56,10 @@ class Opening:
         found = [outcome for outcome in outcomes if isinstance(outcome, EngineInfo)]
         if failed and not (self.takes_over and found):
             raise EngineUnavailable("every engine must be up at the start; " + "; ".join(map(str, failed)))
-        is_up = {info.url for info in found}
-        return found, [engine for engine in engines if engine.url not in is_up]
+        by_url = {info.url: info for info in found}
+        for engine in engines:
+            engine.standing.info = by_url.get(engine.url)
+        return [engine for engine in engines if engine.standing.info is None]
 
     async def _one(self, engine: Engine, deadline: float) -> _Outcome:
         limit_s = min(self.policy.control_timeout_s, self.policy.start_timeout_s)

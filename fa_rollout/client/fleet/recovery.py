@@ -1,6 +1,6 @@
 """Outages: an engine that was taken out is probed until it works again; an outage of all has a deadline.
 
-The one owner of each engine's status, and of the weights that all should hold.
+The one owner of each engine's status; `weights` owns what it should hold.
 
 | an engine is out because | it is in again when |
 |---|---|
@@ -15,21 +15,19 @@ last.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Never
 
 from fa_rollout.client.base.background import Background
 from fa_rollout.client.base.clock import ActiveClock, Timer
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused, EngineTaken, EngineUnavailable
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine import control
+from fa_rollout.client.engine import control, loading
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.standing import Status
 from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
 from fa_rollout.client.fleet.fleet import Fleet
-from trainer_hook.messages import Probe
+from fa_rollout.client.fleet.weights import CurrentWeights, Weights, WeightsMissing
 
 _LOG = logging.getLogger(__name__)
 _SLOWEST = 10.0
@@ -39,25 +37,6 @@ _STUCK_AFTER = 3
 """Rounds in which an engine does not accept to continue; then what it holds is made by others."""
 _HEALTH_TIMEOUT_S = 30.0
 """SGLang's /health runs a token and gives up after 20 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """What every engine holds; one that comes back must have it too."""
-
-    path: str | None = None
-    """None: every engine has it from its own start, and lacks the label alone."""
-    probes: Sequence[Probe] = ()
-    """Some of its numbers."""
-    label: str
-    is_streamed: bool = False
-    """No file holds it: an engine that lacks it must wait for the next update."""
-    is_others: bool = False
-    """Somebody else gives it to engines: one that lacks it must wait until it has it."""
-
-
-class WeightsMissing(ControlFailed):
-    """An engine that works, and lacks weights that no file holds."""
 
 
 class Recovery:
@@ -73,17 +52,11 @@ class Recovery:
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._lanes = {lane.url: lane for lane in dispatcher.lanes}
         self._clock = clock
         self._background = background
         self._policy = policy
         self._outage: Timer | None = None
-        self.weights: Weights | None = None
-        """None: unknown, or pushed by somebody else, who alone can push it again."""
-        self.lineages: set[str] = set()
-        """Of labels that engines have from this run."""
-        self.taken: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
-        """Fails when another run is found to push weights to our engines."""
+        self.weights = CurrentWeights(policy)
         self.on_stuck: Callable[[Lane], None] = lambda lane: None
         """Called while an engine that we have paused does not continue: others can make what it holds."""
         self.is_changing = False
@@ -91,26 +64,16 @@ class Recovery:
         self._is_looking = False
         fleet.on_lost = self.lost
 
-    def want(self, weights: Weights | None) -> None:
-        """Every engine must hold these from now on; None: nobody here can give an engine what it lacks."""
-        self.weights = weights
-        if weights is not None:
-            self.claims(weights.label)
-
-    def claims(self, label: str) -> None:
-        """Labels of this lineage are this run's own."""
-        self.lineages.add(_lineage(label) or "")
-
     def take_out_others(self, labels: Mapping[str, str | None]) -> None:
         """Engines that report another label than the wanted one are out until they hold it.
 
         Args:
             labels: by address, as they were found.
         """
-        assert self.weights is not None, "weights are wanted by their label"
+        assert self.weights.wanted is not None, "weights are wanted by their label"
         for engine in self._fleet.members:
-            if engine.url in labels and labels[engine.url] != self.weights.label:
-                self.lacks(engine, self.weights.label, labels[engine.url])
+            if engine.url in labels and labels[engine.url] != self.weights.wanted.label:
+                self.lacks(engine, self.weights.wanted.label, labels[engine.url])
 
     def opened(self, lane: Lane) -> None:
         """A lane's circuit has opened: its engine is out."""
@@ -136,21 +99,21 @@ class Recovery:
 
     def _is_out(self, lane: Lane) -> None:
         self._dispatcher.rebind(lane)
-        engine = self._fleet.fronts[lane.url]
+        engine = self._fleet.front(lane.url)
         engine.standing.last_error = lane.circuit.last_error
         self._take_out(engine)
-        if all(other.circuit.is_open for other in self._lanes.values()) and self._outage is None:
+        if all(other.circuit.is_open for other in self._dispatcher.lanes) and self._outage is None:
             deadline = self._clock.now() + self._policy.unavailable_timeout_s
             self._outage = self._clock.timer(deadline, self._give_up)
 
     def lost(self, engine: Engine, error: ControlFailed) -> None:
         """A control call did not reach an engine that others did without."""
         engine.standing.last_error = str(error)
-        lane = self._lanes.get(engine.url)
+        lane = self._dispatcher.lane_of(engine.url)
         if lane is None:
             _LOG.warning("event=worker_lost endpoint=%s error=%s", engine.url, error)
             self._take_out(engine)
-            if self.weights is not None and self.weights.is_streamed:
+            if self.weights.wanted is not None and self.weights.wanted.is_streamed:
                 self._background.spawn(self._fleet.set_aside(engine))  # for who knows how long
         elif lane.circuit.open(str(error)):
             self.opened(lane)
@@ -168,7 +131,7 @@ class Recovery:
         """These engines took the current weights, whatever they missed before."""
         for engine in engines:
             engine.standing.status = Status.SERVES
-            lane = self._lanes.get(engine.url)
+            lane = self._dispatcher.lane_of(engine.url)
             if lane is not None and lane.circuit.is_open:
                 self._reopen(lane)
             self._enlist(engine)
@@ -180,16 +143,16 @@ class Recovery:
 
     def recheck(self) -> None:
         """An answer claimed a version that it should not have: take out engines that were started anew."""
-        if self.weights is not None and not self._is_looking and not self.must_wait:
+        if self.weights.wanted is not None and not self._is_looking and not self.must_wait:
             self._is_looking = True
-            self._background.spawn(self._look(self.weights))
+            self._background.spawn(self._look(self.weights.wanted))
 
     async def _look(self, expected: Weights) -> None:
         try:
             for engine in self._fleet.serving:
                 found = await control.version_of(engine)
-                self.check_ours(engine, found)
-                is_current = self.weights is expected and not self.must_wait
+                self.weights.check_ours(engine, found)
+                is_current = self.weights.wanted is expected and not self.must_wait
                 if is_current and found != expected.label:
                     self.lacks(engine, expected.label, found)
         except (ControlFailed, EngineTaken) as error:
@@ -201,30 +164,15 @@ class Recovery:
         """See `EnginePool.changed`."""
         self.is_changing = False
         if label is not None:
-            self.want(Weights(label=label, is_others=True))
+            self.weights.want(Weights(label=label, is_others=True))
         told = await self._fleet.versions()
-        if self.weights is None:
+        if self.weights.wanted is None:
             return len(told)
-        others = {url: found for url, found in told.items() if found != self.weights.label}
+        others = {url: found for url, found in told.items() if found != self.weights.wanted.label}
         for engine in await self._fleet.everyone():
             if engine.url in others:
-                self.lacks(engine, self.weights.label, others[engine.url])
+                self.lacks(engine, self.weights.wanted.label, others[engine.url])
         return len(told) - len(others)
-
-    def check_ours(self, engine: Engine, found: str | None) -> None:
-        """See that nobody else gives weights to an engine that has confirmed ours.
-
-        Raises:
-            EngineTaken: another run does. It is also the end of `taken`.
-        """
-        ours, is_others = engine.standing.label, self.weights is not None and self.weights.is_others
-        if ours is None or is_others or found is None or not is_foreign(found, self.lineages):
-            return
-        error = taken(engine.url, ours, found)
-        if not self.taken.done():
-            self.taken.set_exception(error)
-            self.taken.exception()  # retrieved: nobody may be waiting for it
-        raise error
 
     def lacks(self, engine: Engine, label: str, found: str | None) -> None:
         """An engine tells another label than it should: it is out until it has these weights."""
@@ -232,7 +180,7 @@ class Recovery:
 
     def overloaded(self, lane: Lane) -> None:
         """A 503: a router without any worker says the same as an engine with too much to do."""
-        is_router = self._fleet.is_router(self._fleet.fronts[lane.url])
+        is_router = self._fleet.is_router(self._fleet.front(lane.url))
         if is_router and lane.is_usable and not self._is_looking:
             self._is_looking = True
             self._background.spawn(self._look_at_router(lane))
@@ -265,7 +213,7 @@ class Recovery:
 
     def unavailable(self, text: str) -> EngineUnavailable:
         """Patience has ended; `text`: what befell the request that ended it."""
-        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error or text}" for lane in self._lanes.values())
+        lasts = "; ".join(f"{lane.url}: {lane.circuit.last_error or text}" for lane in self._dispatcher.lanes)
         return EngineUnavailable(
             f"one engine must work, found none for {self._policy.unavailable_timeout_s:g} s; {lasts}"
         )
@@ -276,7 +224,7 @@ class Recovery:
             await asyncio.sleep(interval_s)
             if not engine.standing.is_out:
                 return  # it has left, or an update has reached it
-            lane = self._lanes.get(engine.url)
+            lane = self._dispatcher.lane_of(engine.url)
             if lane is not None and time.monotonic() < lane.circuit.rests_until:
                 await self._let_run(engine)
                 continue
@@ -314,14 +262,12 @@ class Recovery:
         """An update goes on: what joins now would miss a part of it."""
         return self._clock.is_stopped or self.is_changing
 
-    def joined(self, lane: Lane) -> None:
-        """An engine more."""
-        self._lanes[lane.url] = lane
+    def joined(self) -> None:
+        """There is one engine more, so no outage of all."""
         self._end_outage()
 
     def left(self, url: str) -> None:
         """An engine less, which nobody brings back."""
-        self._lanes.pop(url, None)
         self._fleet.known(url).standing.status = Status.SERVES  # so that its probes end
         self._fleet.forget(url)
 
@@ -341,12 +287,12 @@ class Recovery:
         try:
             if engine.standing.is_paused:
                 await control.continue_(engine, limit_s=self._policy.control_try_s)
-            await control.end_session(engine)
+            await loading.end_session(engine)
             if await engine.status("/health", _HEALTH_TIMEOUT_S) != 200:
                 return False
             if self._fleet.is_router(engine):
                 return await self._fleet.has_healthy_workers()
-            await self._renew_weights(engine)
+            await self.weights.renew(engine)
         except EngineTaken:
             return False  # which ends the run
         except ControlFailed as error:
@@ -356,76 +302,3 @@ class Recovery:
                 engine.standing.status = Status.LACKS_WEIGHTS if is_all else Status.OUT
             return False
         return True
-
-    async def _renew_weights(self, engine: Engine) -> None:
-        """An engine that was started anew has its first weights; what it needs may change while it loads."""
-        while True:
-            weights = self.weights
-            found = await control.version_of(engine)
-            if weights is not self.weights:
-                continue
-            self.check_ours(engine, found)
-            if found == control.IN_PIECES or (weights is not None and found != weights.label):
-                _check_can_be_given(engine, weights, found, self.lineages)
-            if weights is None or found == weights.label:
-                engine.standing.label = None if weights is None else weights.label
-                return
-            _LOG.warning(
-                "event=weights_renewed endpoint=%s found=%s label=%s", engine.url, found, weights.label
-            )
-            await self._give(engine, weights)
-
-    async def _give(self, engine: Engine, weights: Weights) -> None:
-        if weights.path is None:
-            await control.set_label(engine, weights.label)
-        else:
-            limit_s = self._policy.update_timeout_s
-            files = control.Files(path=weights.path, label=weights.label, probes=weights.probes)
-            engine.standing.is_checked = False
-            # A request that began under other weights must not end under the label of these.
-            async with control.emptied(engine):
-                await control.load_weights(engine, files, flush_cache=True, limit_s=limit_s)
-
-
-def _check_can_be_given(
-    engine: Engine, weights: Weights | None, found: str | None, lineages: Collection[str]
-) -> None:
-    """Raise WeightsMissing when nobody here has what this engine lacks."""
-    if weights is not None and weights.is_others:
-        raise WeightsMissing(
-            f"{engine.url} must hold the weights labelled {weights.label!r}, found {found!r}: it waits for "
-            "the run that gives engines their weights"
-        )
-    has_file = weights is not None and weights.path is not None
-    # Weights of an engine's own start are there when it starts, and gone once a version took their place.
-    is_replaced = not is_first(found, lineages)
-    if not has_file and (is_replaced or (weights is not None and weights.is_streamed)):
-        label = "unknown" if weights is None else repr(weights.label)
-        raise WeightsMissing(
-            f"{engine.url} must hold the weights labelled {label}, found {found!r}, and no file holds them: "
-            "it waits for the next hook.update_weights()"
-        )
-
-
-def _lineage(label: str | None) -> str | None:
-    return None if label is None else label.rpartition(":")[0] or None
-
-
-def taken(url: str, ours: str, found: str | None) -> EngineTaken:
-    """What to say of an engine that another run gives its weights."""
-    return EngineTaken(
-        f"another run is pushing weights to {url}: it had weight version {ours!r} of this run and now "
-        f"reports {found!r}. An engine serves one training run: stop the other run, or give each run its own "
-        "engines (engine.urls)"
-    )
-
-
-def is_first(label: str | None, lineages: Collection[str]) -> bool:
-    """Whether an engine holds the weights of its own start: it says so, or has our label for version 0."""
-    return label in control.OF_START or label in {f"{lineage}:0" for lineage in lineages}
-
-
-def is_foreign(label: str, lineages: Collection[str]) -> bool:
-    """Whether a label is a version of another trainer: `lineage:number` of another lineage, or a number."""
-    origin, _, digits = label.rpartition(":")
-    return digits.isdigit() and origin not in lineages

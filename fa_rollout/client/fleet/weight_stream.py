@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.engine import control, pieces, readback
+from fa_rollout.client.engine import control, loading, readback
 from fa_rollout.client.engine.endpoints import Engine
+from fa_rollout.client.engine.labels import IN_PIECES
 from fa_rollout.client.engine.tensor_body import TensorBody, TensorFile
 from fa_rollout.client.fleet.fleet import Fleet
-from fa_rollout.client.fleet.recovery import Recovery, Weights
+from fa_rollout.client.fleet.recovery import Recovery
+from fa_rollout.client.fleet.weights import Weights
 from trainer_hook.messages import GROUP_TIMEOUT_S, Audience, JoinGroup, Probe, TakeBroadcast
 
 T = TypeVar("T")
@@ -36,14 +38,10 @@ class EnginesLost(ControlFailed):
 class WeightStream:
     """The stream that is open, if one is; and the group that lives from one to the next."""
 
-    def __init__(
-        self, fleet: Fleet, recovery: Recovery, policy: FailurePolicy, *, num_workers: Callable[[str], int]
-    ) -> None:
-        """`num_workers`: processes that hold weights, of the engine at an address."""
+    def __init__(self, fleet: Fleet, recovery: Recovery, policy: FailurePolicy) -> None:
         self._fleet = fleet
         self._recovery = recovery
         self._policy = policy
-        self._num_workers = num_workers
         self._members: list[Engine] | None = None
         """Engines that have taken every part so far; None when no stream is open."""
         self._label: str | None = None
@@ -75,7 +73,7 @@ class WeightStream:
                 self._members = None
                 raise ControlRefused(f"no engine holds the weights labelled {base!r}: push all weights")
         try:
-            await self._each(lambda engine: pieces.make_ready(engine, mode), may_be_none=True)
+            await self._each(lambda engine: loading.make_ready(engine, mode), may_be_none=True)
         except ControlRefused:
             self._members = self._members if was_open else None
             raise
@@ -88,7 +86,7 @@ class WeightStream:
         is_same = self._group is not None and self._group[1] == frozenset(urls)
         return Audience(
             urls=urls,
-            num_workers=sum(map(self._num_workers, urls)),
+            num_workers=sum(map(_num_workers, self._members)),
             group=self._group[0] if is_same and self._group is not None else None,
         )
 
@@ -104,7 +102,7 @@ class WeightStream:
         offsets, size = {}, 1
         for engine in members:
             offsets[engine.url] = size
-            size += self._num_workers(engine.url)
+            size += _num_workers(engine)
         payload = {
             "master_address": stage.address,
             "master_port": stage.port,
@@ -129,7 +127,7 @@ class WeightStream:
         """
         self._open_members()
         async with TensorFile(path) as file:
-            await self._each(lambda engine: self._take(engine, file.body(self._num_workers(engine.url))))
+            await self._each(lambda engine: self._take(engine, file.body(_num_workers(engine))))
 
     async def take_broadcast(self, stage: TakeBroadcast) -> None:
         """Every engine receives these tensors from rank 0 of the group.
@@ -156,11 +154,11 @@ class WeightStream:
         """
 
         async def finish(engine: Engine) -> None:
-            await control.end_session(engine)
+            await loading.end_session(engine)
             await readback.check(engine, probes)
-            await control.set_label(engine, label, in_place_of=control.IN_PIECES)
+            await control.set_label(engine, label, in_place_of=IN_PIECES)
 
-        self._recovery.claims(label)
+        self._recovery.weights.claim(label)
         await self._each(finish)
         self._label = label
 
@@ -175,7 +173,7 @@ class WeightStream:
 
         async def look(engine: Engine) -> None:
             found = await control.version_of(engine)
-            self._recovery.check_ours(engine, found)
+            self._recovery.weights.check_ours(engine, found)
             if found != label:
                 raise ControlFailed(f"{engine.url} must tell weight version {label!r}, found {found!r}")
 
@@ -183,7 +181,7 @@ class WeightStream:
         members, self._members = self._open_members(), None
         for engine in members:
             engine.standing.label = label
-        self._recovery.want(Weights(label=label, is_streamed=True))
+        self._recovery.weights.want(Weights(label=label, is_streamed=True))
         self._recovery.has_weights(members)
 
     async def abandon(self, label: str) -> None:
@@ -192,8 +190,8 @@ class WeightStream:
         if members is None:
             return
         self._group = None
-        if self._recovery.weights is None:
-            self._recovery.want(Weights(label=label, is_streamed=True))
+        if self._recovery.weights.wanted is None:
+            self._recovery.weights.want(Weights(label=label, is_streamed=True))
         error = ControlFailed("its weights were replaced in part")
         for engine in members:
             self._recovery.lost(engine, error)
@@ -216,18 +214,18 @@ class WeightStream:
         limit_s = self._policy.update_timeout_s
         answer = await control.insist(  # taken twice, they are the same tensors
             engine,
-            lambda try_s: engine.call_with(pieces.TENSORS, body, timeout_s=try_s),
+            lambda try_s: engine.call_with(loading.TENSORS, body, timeout_s=try_s),
             limit_s=limit_s,
             try_s=limit_s,
             only_refused=True,
         )
-        pieces.check(engine, answer)
+        loading.check_taken(engine, answer)
 
     async def _returning(self, mode: str) -> list[Engine]:
         """Engines that were lost and can take part. What they cannot is no error: they stay lost."""
 
         async def prepare(engine: Engine) -> None:
-            await pieces.make_ready(engine, mode)
+            await loading.make_ready(engine, mode)
             await self._begin(engine)
 
         outcomes = await self._outcomes(await self._fleet.returning(), prepare)
@@ -240,28 +238,28 @@ class WeightStream:
 
     async def _begin(self, engine: Engine) -> None:
         found = await control.version_of(engine)
-        self._recovery.check_ours(engine, found)
-        if found not in (self._label, control.IN_PIECES):
+        self._recovery.weights.check_ours(engine, found)
+        if found not in (self._label, IN_PIECES):
             self._group = None  # it was started anew since, and a broadcast without a group would end it
-        await control.set_label(engine, control.IN_PIECES)
-        await control.begin_session(engine)
+        await control.set_label(engine, IN_PIECES)
+        await loading.begin_session(engine)
 
     async def _let_go(self, engine: Engine) -> None:
         """It goes on, for whoever else it serves: none of our requests goes there."""
         await self._end_session(engine)
         try:
-            await control.set_label(engine, control.IN_PIECES)
+            await control.set_label(engine, IN_PIECES)
             await control.continue_(engine)
         except ControlFailed as error:
             _LOG.info("event=not_let_go endpoint=%s error=%s", engine.url, error)
 
     async def _leave_groups(self, engine: Engine, former: str | None = None) -> None:
         names = engine.standing.groups | ({former} if former is not None else set())
-        await asyncio.gather(*(pieces.destroy_group(engine, name) for name in names))
+        await asyncio.gather(*(loading.destroy_group(engine, name) for name in names))
 
     async def _end_session(self, engine: Engine) -> None:
         try:
-            await control.end_session(engine)
+            await loading.end_session(engine)
         except ControlFailed as error:
             _LOG.info("event=session_left_open endpoint=%s error=%s", engine.url, error)
 
@@ -272,7 +270,7 @@ class WeightStream:
 
         async def take(engine: Engine) -> None:
             answer = await engine.call("POST", path, payload(engine), timeout_s=limit_s + _GRACE_S)
-            pieces.check(engine, answer)
+            loading.check_taken(engine, answer)
 
         num_members = len(self._open_members())
         try:
@@ -330,3 +328,8 @@ async def _check_holds(engine: Engine, label: str) -> None:
             f"{engine.url} must hold the weights labelled {label!r} to take a part of new ones, found "
             f"{found!r}: it waits for a push of all weights"
         )
+
+
+def _num_workers(engine: Engine) -> int:
+    """Processes that hold a part of its weights each."""
+    return 1 if engine.standing.info is None else engine.standing.info.num_workers

@@ -143,7 +143,7 @@ class Sender:
 
     async def _exchange(self, call: Call, flight: Flight, max_bytes: int) -> bytes:
         request = generate_body(flight.wire_id, call.input_ids, call.sampling_params, options=call.options)
-        front = self.fleet.fronts[flight.lane.url]
+        front = self.fleet.front(flight.lane.url)
         return await front.generate(request, call.routing_key, max_bytes)
 
     async def _accept(self, body: bytes, call: Call, flight: Flight) -> Completion:
@@ -223,6 +223,6 @@ class Sender:
         lane.window.cut(
             lane.in_flight + 1, now, policy.overload_base_s, policy.backoff_cap_s, random.random()
         )
-        if not self.fleet.is_router(self.fleet.fronts[lane.url]):  # else it is one worker's word
+        if not self.fleet.is_router(self.fleet.front(lane.url)):  # else it is one worker's word
             lane.window.rest(now + self.retries.asked_for_s(failure))
         self.recovery.overloaded(lane)

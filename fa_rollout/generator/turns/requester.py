@@ -246,7 +246,7 @@ class Requester:
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
             # An engine without the run's weights: it may answer when it has them, or another now.
-            is_mended = self._pool.recheck_versions()
+            is_mended = self._pool.weights.recheck()
             if self._book.follows or (is_mended and self._book.are_not_the_runs(completion.versions)):
                 self.counts.discarded_tokens += len(completion.output_ids)
                 return empty_abort(completion.engine), is_ours

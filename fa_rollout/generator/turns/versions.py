@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fa_rollout.client.engine.control import OF_START
+from fa_rollout.client.engine.labels import OF_START
 from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
 
 _MAX_DIGITS = 18

@@ -150,11 +150,11 @@ class EngineUpdates(UpdateOrders):
             if message.is_streamed:
                 await self._pool.streams.confirm(label)
             elif message.path is None:
-                await self._pool.set_version_label(label)
+                await self._pool.weights.set_label(label)
             else:
-                await self._pool.update_weights_from_disk(message.path, label, probes=message.probes)
+                await self._pool.weights.load(message.path, label, probes=message.probes)
                 await self._pool.streams.supersede()
-            await self._pool.check_score(message.scored)
+            await self._pool.weights.check_score(message.scored)
             self._book.confirm(message.version)
         finally:
             bubble_s = await self._continue()

@@ -74,7 +74,7 @@ class FollowedUpdates(UpdateOrders):
             return
         self._held_s = time.monotonic()
         self._book.announced = sys.maxsize  # its number is told with the publication
-        self._pool.expect_change()
+        self._pool.weights.expect_change()
         if self._mode != "abort":
             return
         self._hold()
@@ -97,14 +97,14 @@ class FollowedUpdates(UpdateOrders):
         """No version came of it; what some engines may have of it is not current."""
         self._end()
         with suppress(ControlFailed):
-            await self._pool.changed()
+            await self._pool.weights.changed()
 
     async def _is_told(self, label: str) -> bool:
         """Whether an engine comes to tell it in time; the others get no requests until they do."""
         deadline_s = asyncio.get_running_loop().time() + LABEL_WAIT_S
         while asyncio.get_running_loop().time() < deadline_s:
             with suppress(ControlFailed):
-                if await self._pool.changed(label):
+                if await self._pool.weights.changed(label):
                     return True
             await asyncio.sleep(_LOOK_S)
         return False
