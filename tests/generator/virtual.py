@@ -188,6 +188,9 @@ class VirtualEngines:
     async def load(self, path: str, label: str, **_: Any) -> None:
         await self.set_label(label)
 
+    async def check_score(self, scored: m.Scored | None) -> None:
+        pass
+
     async def until_taken(self) -> None:
         await asyncio.Event().wait()
 
