@@ -46,7 +46,7 @@ def test_the_fast_path_says_what_the_plain_path_says(
     raw = json.dumps(tree, separators=separators).encode()
     fast = _fast(raw)
     assert fast is not None
-    fast_completion, plain = _completion(fast, "", False), _completion(_plain(raw), "")
+    fast_completion, plain = _completion(fast, ""), _completion(_plain(raw), "")
     np.testing.assert_array_equal(fast_completion.output_ids, plain.output_ids)
     np.testing.assert_array_equal(fast_completion.logprobs, plain.logprobs)
     assert fast_completion.versions == plain.versions
