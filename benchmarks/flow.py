@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fa_rollout.simulation.model import simulate
-from fa_rollout.simulation.outcome import Outcome
+from fa_rollout.simulation.outcome import SimulationOutcome
 from fa_rollout.simulation.scenario import Scenario
 
 POLICIES = ("wait", "drop", "retry", "mask", "keep")
@@ -50,7 +50,7 @@ def rows(*, quick: bool) -> list[Scenario]:
     return plain + changed
 
 
-def figures(outcome: Outcome) -> dict[str, float]:
+def figures(outcome: SimulationOutcome) -> dict[str, float]:
     """What a simulated run showed."""
     dropped = outcome.dropped_lengths
     return {

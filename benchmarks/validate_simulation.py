@@ -29,7 +29,7 @@ from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.records.history import History, histories
 from fa_rollout.simulation.model import simulate
-from fa_rollout.simulation.outcome import Outcome, quantile
+from fa_rollout.simulation.outcome import SimulationOutcome, quantile
 from fa_rollout.simulation.recorded import scenario_of
 from fa_rollout.simulation.scenario import lognormal_lengths
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
@@ -165,8 +165,8 @@ def _write_config(setting: Setting, folder: Path, urls: list[str], num_steps: in
 
 
 def measured(history: History) -> dict[str, float]:
-    """The figures of `Outcome.figures`, from a run's log."""
-    outcome = Outcome()
+    """The figures of `SimulationOutcome.figures`, from a run's log."""
+    outcome = SimulationOutcome()
     last_end_s = None
     for step in history.steps.values():
         groups = [history.groups[name] for name in step.groups]
@@ -188,7 +188,7 @@ def _ended_s(history: History, trained_s: float | None) -> float | None:
     return next((update.ended_s for update in following), trained_s)
 
 
-def _figures(outcome: Outcome) -> dict[str, float]:
+def _figures(outcome: SimulationOutcome) -> dict[str, float]:
     return {
         "step_s": outcome.mean_step_s,
         "trainer_idle": outcome.trainer_idle,

@@ -34,7 +34,7 @@ from trainer_hook.session.attach import Attached, attach
 from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.process import close_at_exit, is_orderly, name_crashes
 from trainer_hook.session.session import Session
-from trainer_hook.session.sharing import Sharing
+from trainer_hook.session.sharing import EngineSharing
 from trainer_hook.session.statistics import HookStatistics, RunShape
 from trainer_hook.weights.pushing import Pusher
 
@@ -154,7 +154,7 @@ class TrainerHook:
         self._updating.pusher.nodes = nodes
         if attached.welcome.shares_engines:
             leads = attached.welcome.node == 0
-            sharing = Sharing(self._session, nodes, leads=leads, speaks=attached.leads)
+            sharing = EngineSharing(self._session, nodes, leads=leads, speaks=attached.leads)
             self._stepping.sharing = self._updating.sharing = sharing
 
     # --- where the run stands ---------------------------------------------------------------------

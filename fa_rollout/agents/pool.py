@@ -28,7 +28,7 @@ from fa_rollout.agents import frames
 from fa_rollout.agents.frames import Begin, Cancel, Ended, Ready, Refused, Retiring, Setup
 from fa_rollout.config import ConfigError
 from fa_rollout.process.own_threads import in_thread
-from fa_rollout.user_code.place import Place, innermost
+from fa_rollout.user_code.place import CodePlace, innermost
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class _Worker:
     def send(self, message: Any) -> None:
         self.writer.write(frames.down(message))
 
-    def place(self) -> Place | None:
+    def place(self) -> CodePlace | None:
         """Where it was when it was told to end."""
         words = os.pread(self.words, 1 << 16, 0).decode(errors="replace")
-        return innermost(reversed([Place(f, int(n), name) for f, n, name in _FRAME.findall(words)]))
+        return innermost(reversed([CodePlace(f, int(n), name) for f, n, name in _FRAME.findall(words)]))
 
 
 class AgentWorkers:

@@ -185,9 +185,9 @@ class _Worker:
         self._writer.write(frames.up(message))
 
 
-def _place_of(frame: FrameType | None) -> place.Place | None:
+def _place_of(frame: FrameType | None) -> place.CodePlace | None:
     """Where a thread is."""
-    found = [place.Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk_stack(frame)]
+    found = [place.CodePlace(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk_stack(frame)]
     return place.innermost(reversed(found))
 
 

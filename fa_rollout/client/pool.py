@@ -19,7 +19,7 @@ from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.engine.standing import EngineInfo
-from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Balance, Lane, LaneDispatcher
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.membership import Membership
 from fa_rollout.client.fleet.opening import Opening
@@ -30,7 +30,7 @@ from fa_rollout.client.requests.call import Call
 from fa_rollout.client.requests.flight import Flights
 from fa_rollout.client.requests.retries import Retries
 from fa_rollout.client.requests.sender import Sender
-from fa_rollout.client.requests.statistics import Books, PoolStatistics, take_statistics
+from fa_rollout.client.requests.statistics import PoolStatistics, RequestBooks, take_statistics
 from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.request import TokenIds, WireIds, check_ids
@@ -81,7 +81,7 @@ class EnginePool:
         self.patience = Patience(self.policy.unavailable_timeout_s)
         """With what is no request's fault."""
         self._background = Background()
-        self._books = Books()
+        self._books = RequestBooks()
         self._calls: dict[str, Call] = {}
         self._stack = AsyncExitStack()
         self._is_open = False
@@ -142,7 +142,7 @@ class EnginePool:
     def _wire(self, ids: WireIds) -> None:
         self._flights = Flights(self._fleet, self._clock, self._background, self.policy)
         lanes = [Lane.to(url, self._max_per_engine, self.policy) for url in self._urls]
-        self._dispatcher = Dispatcher(lanes, self._balance)
+        self._dispatcher = LaneDispatcher(lanes, self._balance)
         self._recovery = Recovery(self._fleet, self._dispatcher, self._clock, self._background, self.policy)
         self._recovery.on_stuck = self._make_elsewhere
         self._sender = Sender(

@@ -10,7 +10,7 @@ import msgspec
 from fa_rollout.process.private_files import append_private
 
 
-class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+class DemoStep(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step."""
 
     step: int
@@ -36,7 +36,7 @@ class FiguresLog:
     def __init__(self, path: Path) -> None:
         self._file = append_private(path)
 
-    def write(self, figures: StepFigures) -> None:
+    def write(self, figures: DemoStep) -> None:
         self._file.write(msgspec.json.encode(figures) + b"\n")
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class FiguresReader:
         self._path = path
         self._position = 0
 
-    def read(self) -> list[StepFigures]:
+    def read(self) -> list[DemoStep]:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -58,4 +58,4 @@ class FiguresReader:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [msgspec.json.decode(line, type=StepFigures) for line in whole.splitlines()]
+        return [msgspec.json.decode(line, type=DemoStep) for line in whole.splitlines()]

@@ -18,10 +18,10 @@ from rich.text import Text
 from fa_rollout.config import ConfigError, load
 from fa_rollout.demo import sglang
 from fa_rollout.demo.curve import draw, sparkline
-from fa_rollout.demo.plan import Plan, prepare
-from fa_rollout.demo.view import COLUMNS, View, cells
+from fa_rollout.demo.plan import DemoPlan, prepare
+from fa_rollout.demo.view import COLUMNS, DemoView, cells
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
-from fa_rollout.launcher.launch import Ended, Seat, launch
+from fa_rollout.launcher.launch import ProcessEnded, Seat, launch
 from fa_rollout.preflight import is_fit
 from trainer_hook.printable import printable
 
@@ -53,7 +53,7 @@ def demo(options: argparse.Namespace) -> int:
     if is_sglang:
         console.print("SGLang starts, which takes about half a minute", soft_wrap=True)
     try:
-        with View(plan.figures, plan.num_steps, console) as view:
+        with DemoView(plan.figures, plan.num_steps, console) as view:
             # The view shows the progress already.
             seat = Seat(say=view.say, progress=lambda text: None, tick=view.tick, logs=plan.logs)
             ended = launch(config, plan.command, seat=seat)
@@ -74,7 +74,7 @@ def _url(engine: str) -> str | None:
     return url
 
 
-def _calm_environment(plan: Plan) -> None:
+def _calm_environment(plan: DemoPlan) -> None:
     """For children: two ranks on two cores, nothing beyond this machine, nothing outside the folder."""
     os.environ["TMPDIR"] = str(plan.scratch)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -83,7 +83,7 @@ def _calm_environment(plan: Plan) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def _conclude(console: Console, plan: Plan, view: View, ended: Ended) -> None:
+def _conclude(console: Console, plan: DemoPlan, view: DemoView, ended: ProcessEnded) -> None:
     if view.steps:
         console.print(_table(view, width=max(16, console.width - _FIGURES_WIDTH)))
         rewards = [figures.reward for figures in view.steps]
@@ -121,7 +121,7 @@ def statement(counts: dict[str, int]) -> str:
     return f"{counts['taken']} prompts taken = {settled}, {counts['returned']} back in the data: {verdict}"
 
 
-def _table(view: View, *, width: int) -> Table:
+def _table(view: DemoView, *, width: int) -> Table:
     """Ten steps of all; `width` characters for the sample, whose end tells more than its beginning."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, width in COLUMNS.items():
@@ -134,7 +134,7 @@ def _table(view: View, *, width: int) -> Table:
     return table
 
 
-def _show_log(console: Console, plan: Plan) -> None:
+def _show_log(console: Console, plan: DemoPlan) -> None:
     """The last lines of the trainer, which fails most often; the others are named."""
     log = plan.logs / "trainer.log"
     if log.is_file():

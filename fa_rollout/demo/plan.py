@@ -1,6 +1,6 @@
 """What a demo run consists of: model, prompts, configuration, trainer command, all in one folder.
 
-In: the command line's choices. Out: a `Plan`, and the files that it names. Invariant: the folder alone is
+In: the command line's choices. Out: a `DemoPlan`, and the files that it names. Invariant: the folder alone is
 enough to run the same again: the first lines of its run.toml say how.
 """
 
@@ -113,7 +113,7 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """A demo that is ready to run."""
 
     title: str
@@ -151,7 +151,7 @@ def prepare(
     staleness: int | None,
     url: str | None,
     launch: str = "",
-) -> Plan:
+) -> DemoPlan:
     """Write everything a run needs into `folder`, which may exist; figures of an older run go.
 
     `url`: of an engine that runs; None: the run starts one. `launch`: the configuration's section that says
@@ -164,7 +164,7 @@ def prepare(
     model_folder = chosen.model(folder, seed)
     rows = chosen.prompts(chosen.num_prompts, seed)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plan = Plan(
+    plan = DemoPlan(
         title=chosen.title,
         folder=folder,
         model=model_folder,
@@ -190,7 +190,9 @@ def _command(folder: Path, model: Path, chosen: Task, seed: int) -> list[str]:
     ]
 
 
-def _config(plan: Plan, chosen: Task, *, seed: int, staleness: int | None, engine: str, launch: str) -> str:
+def _config(
+    plan: DemoPlan, chosen: Task, *, seed: int, staleness: int | None, engine: str, launch: str
+) -> str:
     limit = chosen.max_tokens_per_micro_batch
     return _CONFIG.format(
         folder=plan.folder,

@@ -12,7 +12,7 @@ from typing import Self
 
 from tokenizers import Tokenizer
 
-from fa_rollout.demo.figures import FiguresLog, StepFigures
+from fa_rollout.demo.figures import DemoStep, FiguresLog
 from trainer_hook import TrainerHook
 from trainer_hook.batches.batch import Batch
 
@@ -45,7 +45,7 @@ class Reporter:
         waited_s = statistics.wait_s - statistics.first_wait_s
         ring = statistics.hub["ring"]
         self._log.write(
-            StepFigures(
+            DemoStep(
                 step=step,
                 reward=reward,
                 entropy=entropy,

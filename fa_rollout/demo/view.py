@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fa_rollout.demo.curve import sparkline
-from fa_rollout.demo.figures import FiguresReader, StepFigures
+from fa_rollout.demo.figures import DemoStep, FiguresReader
 from trainer_hook.printable import printable
 
 COLUMNS = {"step": 5, "reward": 7, "tokens/s": 9, "trainer idle": 13, "staleness": 10, "ring fill": 10}
@@ -27,11 +27,11 @@ _NUM_PLAIN_LINES = 20
 _TOLD_EVERY_S = 30.0
 
 
-class View:
+class DemoView:
     """Shows steps as they come."""
 
     def __init__(self, path: Path, num_steps: int, console: Console) -> None:
-        self.steps: list[StepFigures] = []
+        self.steps: list[DemoStep] = []
         self._reader = FiguresReader(path)
         self._num_steps = num_steps
         self._console = console
@@ -60,7 +60,7 @@ class View:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def _line(self, figures: StepFigures) -> None:
+    def _line(self, figures: DemoStep) -> None:
         if not self._header_shown:
             self._header_shown = True
             self.say(_row(COLUMNS, "elapsed"))
@@ -103,7 +103,7 @@ def _row(words: Iterable[str], elapsed: str) -> str:
     return " ".join(f"{word:>{width}}" for word, width in zip((*words, elapsed), widths, strict=True))
 
 
-def cells(figures: StepFigures) -> tuple[str, ...]:
+def cells(figures: DemoStep) -> tuple[str, ...]:
     """One row, in the order of the columns."""
     return (
         str(figures.step + 1),

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 from fa_rollout.client.fleet.examine import Examined, Unanswered
 from fa_rollout.config import Config
-from fa_rollout.doctor.outcome import Outcome, error, ok, warning
+from fa_rollout.doctor.outcome import CheckOutcome, error, ok, warning
 
 _WAYS = {"disk": "files", "tensor": "tensors", "distributed": "broadcast"}
 """`trainer.publish` -> what an engine must support for it."""
 
 
-def engines(config: Config, found: Sequence[Examined | Unanswered]) -> list[Outcome]:
+def engines(config: Config, found: Sequence[Examined | Unanswered]) -> list[CheckOutcome]:
     """One line per engine, and one for differences between them."""
     outcomes = [_one(config, one) for one in found]
     return outcomes + _agreement([one for one in found if isinstance(one, Examined)])
 
 
-def _one(config: Config, one: Examined | Unanswered) -> Outcome:
+def _one(config: Config, one: Examined | Unanswered) -> CheckOutcome:
     if isinstance(one, Unanswered):
         fix = "start it, or fix engine.urls; the server may also listen on 127.0.0.1 only"
         return error("engine", one.text, fix)
@@ -72,7 +72,7 @@ def _meeting(config: Config, has_spans: bool) -> str:
     )
 
 
-def _agreement(found: Sequence[Examined]) -> list[Outcome]:
+def _agreement(found: Sequence[Examined]) -> list[CheckOutcome]:
     """Engines of one run must be the same."""
     models = {one.info.first_path for one in found}
     releases = {one.info.server_version for one in found}

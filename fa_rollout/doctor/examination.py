@@ -23,8 +23,8 @@ from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code
-from fa_rollout.doctor.outcome import Outcome, error, skipped
-from fa_rollout.doctor.prompts import Prompt
+from fa_rollout.doctor.outcome import CheckOutcome, error, skipped
+from fa_rollout.doctor.prompts import TriedPrompt
 from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.generator.turns.sampling import base_params
 from fa_rollout.launcher.engines.engines import Engines
@@ -39,7 +39,7 @@ _LOOK_S = 0.1
 
 async def examination(
     config: Config, command: Sequence[str], *, patience_s: float, starts_engine: bool
-) -> list[Outcome]:
+) -> list[CheckOutcome]:
     """Run all checks.
 
     Args:
@@ -57,7 +57,7 @@ async def examination(
         *machine.programs(command),
     ]
     async with _addresses(config, starts_engine=starts_engine) as urls:
-        if isinstance(urls, Outcome):
+        if isinstance(urls, CheckOutcome):
             outcomes.append(urls)
             urls = []
         found = await _examined(config, urls, patience_s)
@@ -74,7 +74,7 @@ async def _examined(config: Config, urls: list[str], patience_s: float) -> list[
         return [Unanswered(url=str(urls), text=str(found))]
 
 
-async def _contents(config: Config, found: list[Examined]) -> list[Outcome]:
+async def _contents(config: Config, found: list[Examined]) -> list[CheckOutcome]:
     """Tokenizer, data and user code, with the engines that answer."""
     info = found[0].info if found else None
     folder = model.folder_of(config, info)
@@ -84,7 +84,7 @@ async def _contents(config: Config, found: list[Examined]) -> list[Outcome]:
         outcomes += model.agreement(info, tokenizer)
     more, source = prompts.data(config)
     outcomes += more
-    first: list[Prompt] = []
+    first: list[TriedPrompt] = []
     if source is not None and tokenizer is not None:
         contexts = [one.info.context_length for one in found if one.info.context_length is not None]
         more, first = prompts.prompts(config, source, tokenizer, min(contexts, default=None))
@@ -105,8 +105,8 @@ async def _contents(config: Config, found: list[Examined]) -> list[Outcome]:
 
 
 async def _answer(
-    config: Config, url: str, prompt: Prompt, tokenizer: Tokenizer
-) -> tuple[list[Outcome], Completion | None]:
+    config: Config, url: str, prompt: TriedPrompt, tokenizer: Tokenizer
+) -> tuple[list[CheckOutcome], Completion | None]:
     params = base_params(config.sampling)
     params["max_new_tokens"] = min(NUM_TOKENS, config.sampling.max_new_tokens)
     try:
@@ -117,7 +117,7 @@ async def _answer(
 
 
 def _sample(
-    prompt: Prompt, member: int, completion: Completion | None, tokenizer: Tokenizer | None
+    prompt: TriedPrompt, member: int, completion: Completion | None, tokenizer: Tokenizer | None
 ) -> Sample:
     """As a reward gets it; without an engine the answer is empty."""
     sample = Sample(
@@ -141,7 +141,7 @@ def _sample(
 
 
 @asynccontextmanager
-async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[list[str] | Outcome]:
+async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[list[str] | CheckOutcome]:
     """Addresses of the running engines, or of one that is started for the checks."""
     if config.engine.urls:
         yield config.engine.urls

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fa_rollout
 from fa_rollout.config import Config
-from fa_rollout.doctor.outcome import Outcome, judged, ok, skipped, warning
+from fa_rollout.doctor.outcome import CheckOutcome, judged, ok, skipped, warning
 from fa_rollout.launcher.rundir import run_base
 from fa_rollout.preflight import (
     check_command,
@@ -35,7 +35,7 @@ _PACKAGES = (
 )
 
 
-def memory(config: Config) -> list[Outcome]:
+def memory(config: Config) -> list[CheckOutcome]:
     """Memory for the ring, in the machine and in every cgroup."""
     headroom = available_bytes()
     text = (
@@ -44,12 +44,12 @@ def memory(config: Config) -> list[Outcome]:
     return judged("memory", check_memory(config.ring.bytes, headroom), text)
 
 
-def lengths(config: Config) -> list[Outcome]:
+def lengths(config: Config) -> list[CheckOutcome]:
     """Whether the longest samples fit a micro-batch and the ring."""
     return judged("room", check_lengths(config), "the longest samples fit a micro-batch and the ring")
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:
+def shared_memory(folder: Path = Path("/dev/shm")) -> list[CheckOutcome]:
     """The ring does not use it; torch's data loaders and NCCL do."""
     try:
         room = os.statvfs(folder)
@@ -64,20 +64,20 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Outcome]:
     return [ok("shm", text)]
 
 
-def descriptors(config: Config) -> list[Outcome]:
+def descriptors(config: Config) -> list[CheckOutcome]:
     """Open files."""
     needed, limit = num_requests(config), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     text = f"{limit:,} open files allowed, enough for {needed:,} concurrent samples"
     return judged("descriptors", check_descriptors(needed, limit), text)
 
 
-def proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[Outcome]:
+def proxies(urls: Sequence[str], environment: Mapping[str, str]) -> list[CheckOutcome]:
     """Proxies that requests to engines bypass."""
     findings = check_proxies(urls, environment)
     return judged("proxies", findings, "no proxy is set for the engines")
 
 
-def clock() -> list[Outcome]:
+def clock() -> list[CheckOutcome]:
     """A clock that is far behind breaks logs and certificates."""
     newest_s = max(path.stat().st_mtime for path in Path(fa_rollout.__file__).parent.glob("*.py"))
     now_s = time.time()
@@ -87,7 +87,7 @@ def clock() -> list[Outcome]:
     return [ok("clock", text)]
 
 
-def output(config: Config) -> list[Outcome]:
+def output(config: Config) -> list[CheckOutcome]:
     """The folder for the run's records."""
     folder = config.run.output_dir
     if folder is None:
@@ -97,7 +97,7 @@ def output(config: Config) -> list[Outcome]:
     return [_room("output", "run.output_dir", Path(folder), _LOG_ROOM_BYTES)]
 
 
-def weights(config: Config, model: Path | None) -> list[Outcome]:
+def weights(config: Config, model: Path | None) -> list[CheckOutcome]:
     """Disk space for two versions of the weight files."""
     if config.trainer.publish != "disk":
         return []
@@ -107,7 +107,7 @@ def weights(config: Config, model: Path | None) -> list[Outcome]:
     return [_room("weights", what, run_base() if folder is None else Path(folder), 2 * num_bytes)]
 
 
-def programs(command: Sequence[str]) -> list[Outcome]:
+def programs(command: Sequence[str]) -> list[CheckOutcome]:
     """The trainer's program, and torchrun."""
     if command:
         return judged("command", check_command(command), f"{shutil.which(command[0])}")
@@ -118,7 +118,7 @@ def programs(command: Sequence[str]) -> list[Outcome]:
     return [ok("command", f"no trainer command given; torchrun is {torchrun}")]
 
 
-def packages() -> list[Outcome]:
+def packages() -> list[CheckOutcome]:
     """Versions of the main packages, for bug reports."""
     found = [f"python {platform.python_version()}", f"fa-rollout {__version__}"]
     for name in _PACKAGES:
@@ -130,7 +130,7 @@ def packages() -> list[Outcome]:
     return [ok("packages", where, [", ".join(found)])]
 
 
-def _room(check: str, what: str, folder: Path, wanted: int) -> Outcome:
+def _room(check: str, what: str, folder: Path, wanted: int) -> CheckOutcome:
     """Free space in a folder, or where it will be created."""
     above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(above).free

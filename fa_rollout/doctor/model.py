@@ -5,7 +5,7 @@ from fa_rollout.client.fleet.examine import text_of
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.tokenizer import Tokenizer, eos_ids_in
-from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
+from fa_rollout.doctor.outcome import CheckOutcome, error, ok, skipped, warning
 
 _SHOWN = 60
 
@@ -15,7 +15,7 @@ def folder_of(config: Config, info: EngineInfo | None) -> str | None:
     return config.engine.tokenizer or config.engine.model or (info.model_path if info else None)
 
 
-def tokenizer(folder: str | None) -> tuple[list[Outcome], Tokenizer | None]:
+def tokenizer(folder: str | None) -> tuple[list[CheckOutcome], Tokenizer | None]:
     """Load it."""
     if folder is None:
         text = (
@@ -37,7 +37,7 @@ def tokenizer(folder: str | None) -> tuple[list[Outcome], Tokenizer | None]:
     return [ok("tokenizer", text)], loaded
 
 
-def agreement(info: EngineInfo, loaded: Tokenizer) -> list[Outcome]:
+def agreement(info: EngineInfo, loaded: Tokenizer) -> list[CheckOutcome]:
     """Vocabulary and end-of-sequence tokens, if the engine's model can be read here."""
     if info.vocab_size is None:
         text = (
@@ -64,7 +64,7 @@ def agreement(info: EngineInfo, loaded: Tokenizer) -> list[Outcome]:
     ]
 
 
-def spelling(completion: Completion, loaded: Tokenizer) -> list[Outcome]:
+def spelling(completion: Completion, loaded: Tokenizer) -> list[CheckOutcome]:
     """An engine's tokens, decoded by both."""
     theirs = text_of(completion)
     if theirs is None:

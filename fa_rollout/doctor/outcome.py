@@ -7,7 +7,7 @@ from enum import StrEnum
 from fa_rollout.preflight import Finding, Severity
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -20,11 +20,11 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """One line of the doctor's table."""
 
     check: str
-    status: Status
+    status: CheckStatus
     text: str
     """What was found; for problems also the rule."""
     fix: str = ""
@@ -33,27 +33,27 @@ class Outcome:
     """More lines, such as prompts."""
 
 
-def ok(check: str, text: str, details: Iterable[str] = ()) -> Outcome:
+def ok(check: str, text: str, details: Iterable[str] = ()) -> CheckOutcome:
     """A check that passed."""
-    return Outcome(check=check, status=Status.OK, text=text, details=list(details))
+    return CheckOutcome(check=check, status=CheckStatus.OK, text=text, details=list(details))
 
 
-def warning(check: str, text: str, fix: str, details: Iterable[str] = ()) -> Outcome:
+def warning(check: str, text: str, fix: str, details: Iterable[str] = ()) -> CheckOutcome:
     """A problem that a run may survive."""
-    return Outcome(check=check, status=Status.WARNING, text=text, fix=fix, details=list(details))
+    return CheckOutcome(check=check, status=CheckStatus.WARNING, text=text, fix=fix, details=list(details))
 
 
-def error(check: str, text: str, fix: str, details: Iterable[str] = ()) -> Outcome:
+def error(check: str, text: str, fix: str, details: Iterable[str] = ()) -> CheckOutcome:
     """A problem that stops a run."""
-    return Outcome(check=check, status=Status.ERROR, text=text, fix=fix, details=list(details))
+    return CheckOutcome(check=check, status=CheckStatus.ERROR, text=text, fix=fix, details=list(details))
 
 
-def skipped(check: str, text: str) -> Outcome:
+def skipped(check: str, text: str) -> CheckOutcome:
     """A check that was not run."""
-    return Outcome(check=check, status=Status.SKIPPED, text=text)
+    return CheckOutcome(check=check, status=CheckStatus.SKIPPED, text=text)
 
 
-def judged(check: str, findings: list[Finding], text: str) -> list[Outcome]:
+def judged(check: str, findings: list[Finding], text: str) -> list[CheckOutcome]:
     """What `preflight` found, or `text` if it found nothing."""
     if not findings:
         return [ok(check, text)]

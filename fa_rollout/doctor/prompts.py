@@ -15,7 +15,7 @@ from fa_rollout.data.order import epoch_order
 from fa_rollout.data.prompts import PromptSource
 from fa_rollout.data.row import Row, listed
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.doctor.outcome import Outcome, error, ok, warning
+from fa_rollout.doctor.outcome import CheckOutcome, error, ok, warning
 
 NUM_SHOWN = 3
 _SCAN_S = 10.0
@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class TriedPrompt:
     """A row and its tokens, as they will be sent."""
 
     index: int
@@ -33,7 +33,7 @@ class Prompt:
     """[T]"""
 
 
-def data(config: Config) -> tuple[list[Outcome], PromptSource | None]:
+def data(config: Config) -> tuple[list[CheckOutcome], PromptSource | None]:
     """Open the data and check every row."""
     try:
         source = PromptSource.open(config.data)
@@ -56,11 +56,11 @@ def data(config: Config) -> tuple[list[Outcome], PromptSource | None]:
 
 def prompts(
     config: Config, source: PromptSource, tokenizer: Tokenizer, context_length: int | None
-) -> tuple[list[Outcome], list[Prompt]]:
+) -> tuple[list[CheckOutcome], list[TriedPrompt]]:
     """Encode them in the order in which they will be sent, and show the first as an engine sees them."""
     order = epoch_order(len(source), 0, seed=config.data.seed, shuffle=config.data.shuffle)
     order = order[config.data.shard :: config.data.num_shards]
-    first: list[Prompt] = []
+    first: list[TriedPrompt] = []
     lengths: list[int] = []
     refused: list[str] = []
     deadline_s = time.monotonic() + _SCAN_S
@@ -78,7 +78,7 @@ def prompts(
             return [error("prompts", str(found), fix)], []
         lengths.append(len(ids))
         if len(first) < NUM_SHOWN:
-            first.append(Prompt(index=index, row=row, ids=ids))
+            first.append(TriedPrompt(index=index, row=row, ids=ids))
     counted = "" if len(lengths) + len(refused) == len(order) else f" of the first {len(lengths):,}"
     outcomes = [_lengths(config, np.array(lengths, np.int64), context_length, counted)]
     if refused:
@@ -89,7 +89,7 @@ def prompts(
     return [_first(first, tokenizer), *_template(config, first, tokenizer), *outcomes], first
 
 
-def _template(config: Config, first: list[Prompt], tokenizer: Tokenizer) -> list[Outcome]:
+def _template(config: Config, first: list[TriedPrompt], tokenizer: Tokenizer) -> list[CheckOutcome]:
     """Variables that are set for the chat template but that it does not use."""
     names = {*config.data.chat_template_kwargs, *(name for p in first for name in p.row.chat_template_kwargs)}
     if not names:
@@ -107,7 +107,7 @@ def _template(config: Config, first: list[Prompt], tokenizer: Tokenizer) -> list
     return [ok("template", f"the chat template uses {listed(sorted(names))}")]
 
 
-def _first(found: list[Prompt], tokenizer: Tokenizer) -> Outcome:
+def _first(found: list[TriedPrompt], tokenizer: Tokenizer) -> CheckOutcome:
     if not found:
         return error("prompts", "no prompt can be encoded", "see the errors below")
     details = []
@@ -126,7 +126,7 @@ def _first(found: list[Prompt], tokenizer: Tokenizer) -> Outcome:
 
 def _lengths(
     config: Config, lengths: npt.NDArray[np.int64], context_length: int | None, counted: str
-) -> Outcome:
+) -> CheckOutcome:
     """Their lengths, and which are too long."""
     if not len(lengths):
         return error("lengths", "no prompt could be counted", "see the errors above")

@@ -10,14 +10,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fa_rollout.doctor.outcome import Outcome, Status
+from fa_rollout.doctor.outcome import CheckOutcome, CheckStatus
 from trainer_hook.printable import printable, printable_json
 
-_MARKS = {Status.OK: "ok", Status.WARNING: "warning", Status.ERROR: "error", Status.SKIPPED: "-"}
-_STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "bold red", Status.SKIPPED: "dim"}
+_MARKS = {
+    CheckStatus.OK: "ok",
+    CheckStatus.WARNING: "warning",
+    CheckStatus.ERROR: "error",
+    CheckStatus.SKIPPED: "-",
+}
+_STYLES = {
+    CheckStatus.OK: "green",
+    CheckStatus.WARNING: "yellow",
+    CheckStatus.ERROR: "bold red",
+    CheckStatus.SKIPPED: "dim",
+}
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
+def show(outcomes: Sequence[CheckOutcome], console: Console) -> None:
     """One line per check, the fix below each problem, and a summary."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -25,7 +35,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     table.add_column(overflow="fold")
     for outcome in outcomes:
         cell = Text(
-            printable(outcome.text, lines=True), style="dim" if outcome.status is Status.SKIPPED else ""
+            printable(outcome.text, lines=True), style="dim" if outcome.status is CheckStatus.SKIPPED else ""
         )
         for line in outcome.details:
             cell.append(f"\n{printable(line, lines=True)}", style="dim")
@@ -37,12 +47,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print(Padding(_summary(outcomes), (1, 0, 0, 0)))
 
 
-def _summary(outcomes: Sequence[Outcome]) -> Text:
+def _summary(outcomes: Sequence[CheckOutcome]) -> Text:
     counts = Counter(outcome.status for outcome in outcomes)
-    found = f"{_counted(counts[Status.ERROR], 'error')}, {_counted(counts[Status.WARNING], 'warning')}"
-    if counts[Status.ERROR]:
+    found = (
+        f"{_counted(counts[CheckStatus.ERROR], 'error')}, {_counted(counts[CheckStatus.WARNING], 'warning')}"
+    )
+    if counts[CheckStatus.ERROR]:
         return Text(f"{found}: fix the errors before you start a run", "bold red")
-    if counts[Status.WARNING]:
+    if counts[CheckStatus.WARNING]:
         return Text(f"{found}: a run can start", "yellow")
     return Text("all checks passed", "green")
 
@@ -51,7 +63,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def as_json(outcomes: Sequence[Outcome]) -> str:
+def as_json(outcomes: Sequence[CheckOutcome]) -> str:
     """A list of objects."""
     text = json.dumps([asdict(outcome) for outcome in outcomes], indent=1, ensure_ascii=False)
     return printable_json(text)

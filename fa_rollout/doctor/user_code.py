@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fa_rollout.config import Config, ConfigError
 from fa_rollout.data.tokenizer import Tokenizer
-from fa_rollout.doctor.outcome import Outcome, error, ok, skipped, warning
+from fa_rollout.doctor.outcome import CheckOutcome, error, ok, skipped, warning
 from fa_rollout.filters import GroupFilter
 from fa_rollout.generator.agents.rendering import Rendering
 from fa_rollout.rewards.outcomes import RewardFailed, RewardOutcome, RewardsLost
@@ -21,7 +21,7 @@ _LOOP_S = 0.001
 """A plain function that takes longer does not belong in the event loop."""
 
 
-async def reward(config: Config, samples: list[Sample]) -> list[Outcome]:
+async def reward(config: Config, samples: list[Sample]) -> list[CheckOutcome]:
     """Import it and score a group of samples in its worker process, within its time limit."""
     runner = RewardRunner(config.reward, patience_s=_PATIENCE_S)
     name = config.reward.function
@@ -44,7 +44,7 @@ async def reward(config: Config, samples: list[Sample]) -> list[Outcome]:
     return [_judged(config, name, found, each_s)]
 
 
-def _judged(config: Config, name: str, found: Sequence[RewardOutcome], each_s: float) -> Outcome:
+def _judged(config: Config, name: str, found: Sequence[RewardOutcome], each_s: float) -> CheckOutcome:
     failed = next((one for one in found if isinstance(one, RewardFailed)), None)
     if failed is not None:
         text = f"{name} failed to score a sample ({failed.reason}): {failed.text}"
@@ -59,7 +59,7 @@ def _judged(config: Config, name: str, found: Sequence[RewardOutcome], each_s: f
     return ok("reward", f"{text}, {'called over HTTP' if is_url(name) else where}")
 
 
-def group_filter(config: Config, samples: list[Sample]) -> list[Outcome]:
+def group_filter(config: Config, samples: list[Sample]) -> list[CheckOutcome]:
     """Import it and apply it to a group."""
     path = config.rollout.filter
     if path is None:
@@ -81,7 +81,7 @@ def group_filter(config: Config, samples: list[Sample]) -> list[Outcome]:
     return [ok("filter", f"{path} imported; the group of the first prompt is {verdict.outcome}{reason}")]
 
 
-def generate(config: Config) -> list[Outcome]:
+def generate(config: Config) -> list[CheckOutcome]:
     """Import it; it is not called."""
     path = config.rollout.generate
     if path is None:
@@ -96,7 +96,7 @@ def generate(config: Config) -> list[Outcome]:
     return [ok("generate", f"{path} imported (not called here)")]
 
 
-def agent(config: Config, tokenizer: Tokenizer | None) -> list[Outcome]:
+def agent(config: Config, tokenizer: Tokenizer | None) -> list[CheckOutcome]:
     """Import it without calling it, and test whether the chat template can be extended turn by turn."""
     if not config.rollout.has_agent:
         return []

@@ -52,7 +52,7 @@ def _with_key() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-class Listener:
+class ParentListener:
     """Notices when a server that works stops answering: one that hangs is as bad as one that died."""
 
     def __init__(self, service: Service, limit_s: float) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from fa_rollout.engines.alive import Listener, Question
+from fa_rollout.engines.alive import ParentListener, Question
 from fa_rollout.engines.service import Service, ServiceError
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.process import streams
@@ -123,7 +123,9 @@ class Supervisor:
     def _watch(self) -> None:
         """Until a service ends."""
         limit_s = self._silence_s
-        listeners = [] if limit_s is None else [Listener(service, limit_s) for service in self._services]
+        listeners = (
+            [] if limit_s is None else [ParentListener(service, limit_s) for service in self._services]
+        )
         while all(child.status is None for child in self._children):
             self._rest(_POLL_S)
             for listener in listeners:

@@ -30,7 +30,7 @@ from fa_rollout.generator.base.pulse import engine_figures, slowest_requests
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.dispatcher import Dispatcher, RunsGroups
 from fa_rollout.generator.turns.ending import Ends
-from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.generator.turns.requester import PartialPolicy, RequestCounts, Requester
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.user_code.guard import LoopGuard
@@ -55,7 +55,7 @@ class ServingGenerator(ABC):
         book: VersionBook,
         writer: RingWriter,
         capacity: int,
-        on_ended: Callable[[Job, Ending], None] = lambda job, ending: None,
+        on_ended: Callable[[Job, GroupEnding], None] = lambda job, ending: None,
     ) -> None:
         """
         Args:

@@ -24,7 +24,7 @@ from shm import RingTable
 from trainer_hook.messages import Announce, EnginesChanged, Fatal, Message, Notice, Pulse, Refused
 
 
-class Outbox(Protocol):
+class HubOutbox(Protocol):
     """Where the hub's messages go; none of these calls blocks or fails."""
 
     def to_rank(self, rank: Attachment, message: Message) -> None: ...
@@ -43,7 +43,7 @@ class Core:
 
     config: Config
     run: str
-    outbox: Outbox
+    outbox: HubOutbox
     log: EventLog
     table: RingTable
     world: World

@@ -20,7 +20,7 @@ from fa_rollout.account import events
 from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States
-from fa_rollout.hub.core import Core, Outbox
+from fa_rollout.hub.core import Core, HubOutbox
 from fa_rollout.hub.flow import replay
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.io.event_log import EventLog
@@ -48,7 +48,7 @@ class Hub:
         run: str,
         directory: Path,
         table: RingTable,
-        outbox: Outbox,
+        outbox: HubOutbox,
         log: EventLog,
         fed: FedStream | None = None,
     ) -> None:

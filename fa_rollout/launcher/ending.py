@@ -1,7 +1,7 @@
 """How a run ends: which event, which exit code, which words, and how patiently.
 
-In: what happened first. Out: an `Ending`. Invariant: a pure table; the launcher does the rest in the same way
-for every row.
+In: what happened first. Out: a `LaunchEnding`. Invariant: a pure table; the launcher does the rest in the
+same way for every row.
 """
 
 import signal
@@ -45,7 +45,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class LaunchEnding:
     """How to wind down."""
 
     exit_code: int
@@ -66,7 +66,7 @@ def ending(
     signum: int = 0,
     engine_text: str = "",
     silent_s: float | None = None,
-) -> Ending:
+) -> LaunchEnding:
     """The row of the table for `cause`.
 
     `trainer_code` and `hub_code` are None while that process runs, or where there is none; `silent_s` is how
@@ -77,10 +77,10 @@ def ending(
         case Cause.TRAINER:
             assert trainer_code is not None
             text = f"the trainer exited with code {trainer_code}" if trainer_code else "the trainer has ended"
-            return Ending(exit_code=trainer_code, text=text, patience_s=0, grace_s=rest_s)
+            return LaunchEnding(exit_code=trainer_code, text=text, patience_s=0, grace_s=rest_s)
         case Cause.HUB_ENDED:
             assert hub_code is not None
-            return Ending(exit_code=hub_code, text=hub_text, patience_s=drain_s, grace_s=rest_s)
+            return LaunchEnding(exit_code=hub_code, text=hub_text, patience_s=drain_s, grace_s=rest_s)
         case Cause.HUB_LOST:
             how = "did not start in time" if hub_code is None else f"died (exit code {hub_code})"
             if silent_s is not None:
@@ -88,10 +88,10 @@ def ending(
             text = f"the hub {how}, so the run is over; resume it from the trainer's checkpoint"
             # Ranks raise HubLost by themselves within two seconds; what hangs in a collective does not.
             drain_s, rest_s = min(_SHORT_S, drain_s), min(_SHORT_S, rest_s)
-            return Ending(exit_code=EXIT_HUB_LOST, text=text, patience_s=drain_s, grace_s=rest_s)
+            return LaunchEnding(exit_code=EXIT_HUB_LOST, text=text, patience_s=drain_s, grace_s=rest_s)
         case Cause.ENGINE_LOST:
             rest_s = min(_SHORT_S, rest_s)
-            return Ending(exit_code=EXIT_ENGINE_LOST, text=engine_text, patience_s=0, grace_s=rest_s)
+            return LaunchEnding(exit_code=EXIT_ENGINE_LOST, text=engine_text, patience_s=0, grace_s=rest_s)
         case Cause.INTERRUPTED:
             text = f"stopped by {signal.Signals(signum).name}"
-            return Ending(exit_code=128 + signum, text=text, patience_s=drain_s, grace_s=rest_s)
+            return LaunchEnding(exit_code=128 + signum, text=text, patience_s=drain_s, grace_s=rest_s)

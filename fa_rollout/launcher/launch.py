@@ -1,15 +1,13 @@
 """A run from start to end: engine, hub and trainer as children of this process.
 
-In: a configuration, and the trainer's command line (none: standalone). Out: an `Ended`. Invariant: when
-`launch` returns or raises, no process that it started lives and the run directory is gone. Nothing here waits
-without a deadline, except for the trainer, which may train as long as it likes while all others live.
+In: a configuration, and the trainer's command line (none: standalone). Out: a `ProcessEnded`. Invariant:
+when `launch` returns or raises, no process that it started lives and the run directory is gone. Nothing
+here waits without a deadline, except for the trainer, which may train as long as it likes while all others
+live.
 
-    who        is watched by    and when it dies
-    trainer    pidfd            the hub is asked to stop; exit code is the trainer's
-    hub        pidfd, channel,  trainer gets SIGTERM, then SIGKILL; exit 70
-               a ping a second
-    engine     pidfd            started again on the same port, three times; then exit 69
-    launcher   hub and engine   both end; ranks raise HubLost
+who is watched by and when it dies trainer pidfd the hub is asked to stop; exit code is the trainer's hub
+pidfd, channel, trainer gets SIGTERM, then SIGKILL; exit 70 a ping a second engine pidfd started again on
+the same port, three times; then exit 69 launcher hub and engine both end; ranks raise HubLost
 """
 
 import select
@@ -25,12 +23,12 @@ from typing import Self
 from fa_rollout.config import Config, to_dict
 from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.launcher.children.child import Child
-from fa_rollout.launcher.children.exporter import Exporter
+from fa_rollout.launcher.children.exporter import ExporterProcess
 from fa_rollout.launcher.children.hub_process import RunNames, start_hub
 from fa_rollout.launcher.children.hub_watch import HubWatch
 from fa_rollout.launcher.children.relay import Relay
 from fa_rollout.launcher.children.signals import Signals
-from fa_rollout.launcher.ending import Cause, Ending, ending
+from fa_rollout.launcher.ending import Cause, LaunchEnding, ending
 from fa_rollout.launcher.engines.engines import Engines
 from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
@@ -55,7 +53,7 @@ _RELAY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnded:
     """How a run ended."""
 
     exit_code: int
@@ -85,7 +83,7 @@ class Seat:
     """Folder for the children's output; None: where the caller's goes."""
 
 
-def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = None) -> Ended:
+def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = None) -> ProcessEnded:
     """Run `command` as the trainer of a new run; without one, run until an interrupt or the end of the data.
 
     Must be called in the main thread, since it listens to signals.
@@ -125,17 +123,17 @@ class _Launch:
         self._trainer_code: int | None = None
         """As of the last look; a trainer that follows the hub into death is never seen before it."""
         self._relay: Relay | None = None
-        self._exporter: Exporter | None = None
+        self._exporter: ExporterProcess | None = None
         self._is_winding_down = False
 
-    def go(self) -> Ended:
+    def go(self) -> ProcessEnded:
         plan = self._plan(self._start() or self._watch())
         if self._trainer_code is not None and self._relay is not None:
             self._relay.drain(_RELAY_S)
         self._seat.say(plan.text)
         self._wind_down(plan)
         counts = None if self._books is None else self._books.counts
-        return Ended(exit_code=plan.exit_code, text=plan.text, counts=counts)
+        return ProcessEnded(exit_code=plan.exit_code, text=plan.text, counts=counts)
 
     # --- start ------------------------------------------------------------------------------------------
 
@@ -183,8 +181,10 @@ class _Launch:
             output_dir=self._config.run.output_dir,
         )
         environment = running.environment
-        if Exporter.is_wanted(self._config):
-            self._exporter = Exporter(self._config, environment, log=self._log("metrics"), say=self._seat.say)
+        if ExporterProcess.is_wanted(self._config):
+            self._exporter = ExporterProcess(
+                self._config, environment, log=self._log("metrics"), say=self._seat.say
+            )
         return environment
 
     def _start_trainer(self, environment: Mapping[str, str]) -> None:
@@ -314,7 +314,7 @@ class _Launch:
 
     # --- end --------------------------------------------------------------------------------------------
 
-    def _plan(self, cause: Cause) -> Ending:
+    def _plan(self, cause: Cause) -> LaunchEnding:
         books, hub = self._books, self._hub
         hub_code = None if hub is None else hub.child.exit_code
         return ending(
@@ -328,7 +328,7 @@ class _Launch:
             silent_s=self._config.run.heartbeat_s if hub is not None and hub.was_silent else None,
         )
 
-    def _wind_down(self, plan: Ending) -> None:
+    def _wind_down(self, plan: LaunchEnding) -> None:
         """Trainer, hub, engine, in this order; one more signal and the rest is killed at once."""
         self._is_winding_down = True
         num_signals = -1 if self._signals.is_urgent else len(self._signals.received)

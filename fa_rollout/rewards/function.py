@@ -17,7 +17,7 @@ OPTION = "reward.function"
 RewardFunction = Callable[..., Any]
 
 
-class Kind(StrEnum):
+class FunctionKind(StrEnum):
     """How a function is called."""
 
     PLAIN = "plain"
@@ -110,9 +110,9 @@ def _check_arguments(function: Any) -> None:
     )
 
 
-def kind_of(function: RewardFunction) -> Kind:
+def kind_of(function: RewardFunction) -> FunctionKind:
     """ASYNC for coroutine functions, bound async methods and objects whose `__call__` is async."""
     while isinstance(function, functools.partial):
         function = function.func
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    return Kind.ASYNC if is_async else Kind.PLAIN
+    return FunctionKind.ASYNC if is_async else FunctionKind.PLAIN

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from fa_rollout import config
 from fa_rollout.client.base.patience import Patience
 from fa_rollout.rewards.call import Shape
-from fa_rollout.rewards.function import Kind, RewardFunction, check, kind_of, load, pack
+from fa_rollout.rewards.function import FunctionKind, RewardFunction, check, kind_of, load, pack
 from fa_rollout.rewards.loop import LoopScorer
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome
 from fa_rollout.rewards.remote import RemoteReward
 from fa_rollout.rewards.workers.pool import WorkerPool
-from fa_rollout.rewards.workers.protocol import Setup
+from fa_rollout.rewards.workers.protocol import WorkerSetup
 from fa_rollout.sample import Sample
 from fa_rollout.user_code.dotted import is_url
 
@@ -93,17 +93,17 @@ class RewardRunner:
             )
             return
         if not isinstance(source, str | bytes):
-            if self._config.in_loop or kind_of(check(source)) is Kind.ASYNC:
+            if self._config.in_loop or kind_of(check(source)) is FunctionKind.ASYNC:
                 self._scorer = self._loop_scorer(source)
                 return
             source = pack(source)
         if self._config.in_loop:
             self._scorer = self._loop_scorer(load(source))
             return
-        setup = Setup(function=source, shape=self._shape, sys_path=list(sys.path))
+        setup = WorkerSetup(function=source, shape=self._shape, sys_path=list(sys.path))
         pool = WorkerPool(setup, num_workers=self._config.num_workers, timeout_s=self._config.timeout_s)
         # A worker tells what the function is, so that this process need not import what a plain one needs.
-        if await pool.start() is Kind.PLAIN:
+        if await pool.start() is FunctionKind.PLAIN:
             self._scorer = pool
             return
         await pool.close()

@@ -20,7 +20,7 @@ from fa_rollout.simulation.scenario import Scenario
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Request:
+class SimulatedRequest:
     """One sample of a group."""
 
     group: int
@@ -29,23 +29,23 @@ class Request:
     version: int = -1
     """Oldest that sampled a token of it."""
     job: Decoding | None = None
-    engine: "Engine | None" = None
+    engine: "SimulatedEngine | None" = None
     is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Engine:
+class SimulatedEngine:
     """One engine: who has its slots, and how far they are."""
 
     decoder: Decoder[Decoding]
-    requests: dict[Decoding, Request] = field(default_factory=dict)
+    requests: dict[Decoding, SimulatedRequest] = field(default_factory=dict)
     num_taken: int = 0
     """Slots; a request has one before its first token."""
     timer: int = 0
     """Number of the timer that counts."""
 
 
-class Engines:
+class SimulatedEngines:
     """All engines, and the queue before them: oldest groups first, those that start again before all."""
 
     def __init__(
@@ -53,16 +53,16 @@ class Engines:
         env: simpy.Environment,
         scenario: Scenario,
         *,
-        started: Callable[[Request], None],
-        done: Callable[[Request], None],
+        started: Callable[[SimulatedRequest], None],
+        done: Callable[[SimulatedRequest], None],
     ) -> None:
         self._env, self._scenario = env, scenario
         self._started, self._done = started, done
         self._engines = [
-            Engine(Decoder(scenario.tokens_per_s, scenario.total_tokens_per_s))
+            SimulatedEngine(Decoder(scenario.tokens_per_s, scenario.total_tokens_per_s))
             for _ in range(scenario.num_engines)
         ]
-        self._queue: list[tuple[bool, int, int, Request]] = []
+        self._queue: list[tuple[bool, int, int, SimulatedRequest]] = []
         self._serial = itertools.count()
         self._is_paused = False
         self._busy_slot_s = self._counted_s = 0.0
@@ -73,12 +73,12 @@ class Engines:
         self._count()
         return self._busy_slot_s
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         """A request waits for a slot."""
         heapq.heappush(self._queue, (request.attempt == 0, request.group, next(self._serial), request))
         self._fill()
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: SimulatedRequest) -> None:
         """A request ends as it is; `done` is not called."""
         request.is_over = True
         engine = request.engine
@@ -94,10 +94,10 @@ class Engines:
             engine.decoder.freeze()
             self._arm(engine)
 
-    def go_on(self, *, restart: bool) -> list[Request]:
+    def go_on(self, *, restart: bool) -> list[SimulatedRequest]:
         """All go on; with `restart`, what is half-made begins anew, and is returned."""
         self._is_paused = False
-        again: list[Request] = []
+        again: list[SimulatedRequest] = []
         for engine in self._engines:
             engine.decoder.advance(self._env.now)
             engine.decoder.thaw()
@@ -133,7 +133,9 @@ class Engines:
             else:
                 self._decode(engine, request)
 
-    def _decode(self, engine: Engine, request: Request, event: simpy.Event | None = None) -> None:
+    def _decode(
+        self, engine: SimulatedEngine, request: SimulatedRequest, event: simpy.Event | None = None
+    ) -> None:
         if request.is_over:
             return
         engine.decoder.advance(self._env.now)
@@ -143,7 +145,7 @@ class Engines:
         engine.decoder.join(job)
         self._arm(engine)
 
-    def _arm(self, engine: Engine) -> None:
+    def _arm(self, engine: SimulatedEngine) -> None:
         """A timer for the engine's next finish; one that was set before counts no more."""
         engine.timer += 1
         left_s = engine.decoder.next_finish_s()
@@ -152,7 +154,7 @@ class Engines:
             assert timer.callbacks is not None
             timer.callbacks.append(partial(self._finish, engine, engine.timer))
 
-    def _finish(self, engine: Engine, timer: int, event: simpy.Event) -> None:
+    def _finish(self, engine: SimulatedEngine, timer: int, event: simpy.Event) -> None:
         if timer != engine.timer:
             return
         engine.decoder.advance(self._env.now)
@@ -165,7 +167,7 @@ class Engines:
             request.is_over, request.engine = True, None
             self._done(request)
 
-    def _leave(self, engine: Engine, request: Request) -> None:
+    def _leave(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         engine.decoder.advance(self._env.now)
         self._count()
         engine.num_taken -= 1

@@ -1,6 +1,6 @@
 """A run on a virtual clock: `Flow` decides as in a real run, modelled engines and a modelled trainer obey.
 
-In: a `Scenario`. Out: an `Outcome`. Admission, composition, books and ageing are the hub's own code.
+In: a `Scenario`. Out: a `SimulationOutcome`. Admission, composition, books and ageing are the hub's code.
 """
 
 import random
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from fa_rollout.hub.flow.composition import Wait
+from fa_rollout.hub.flow.composition import BatchWait
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.flow.stream import Stream
-from fa_rollout.simulation.engines import Engines, Request
-from fa_rollout.simulation.outcome import Outcome
+from fa_rollout.simulation.engines import SimulatedEngines, SimulatedRequest
+from fa_rollout.simulation.outcome import SimulationOutcome
 from fa_rollout.simulation.scenario import VAST_RING_BYTES, Scenario
 from shm import RingTable
 from trainer_hook.messages import Assignment, Commit, Settled, Settlement
@@ -31,8 +31,8 @@ class _Run:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed)
         self.env = simpy.Environment()
-        self.engines = Engines(self.env, scenario, started=self.started, done=self.done)
-        self.outcome = Outcome()
+        self.engines = SimulatedEngines(self.env, scenario, started=self.started, done=self.done)
+        self.outcome = SimulationOutcome()
         self.flow = Flow(
             scenario.config(),
             Stream(num_prompts=_NUM_PROMPTS, epochs=None, order=lambda _: np.arange(_NUM_PROMPTS)),
@@ -42,7 +42,7 @@ class _Run:
         self.flow.table.restart()
         self.lengths: dict[int, list[int]] = {}
         """Per group; a further attempt has the same, as the same prompt tends to."""
-        self.samples: dict[tuple[int, int], list[Request]] = {}
+        self.samples: dict[tuple[int, int], list[SimulatedRequest]] = {}
         """Of each group and attempt that engines have."""
         self.news = self.env.event()
         self.num_committed = self.ring_position = 0
@@ -58,16 +58,18 @@ class _Run:
         if name not in self.lengths:
             self.lengths[name] = self.scenario.lengths(self.rng, name, self.scenario.samples_per_group)
             self.outcome.drawn_lengths.append(sum(self.lengths[name]))
-        requests = [Request(group=name, attempt=attempt, length=length) for length in self.lengths[name]]
+        requests = [
+            SimulatedRequest(group=name, attempt=attempt, length=length) for length in self.lengths[name]
+        ]
         self.samples[name, attempt] = requests
         for request in requests:
             self.engines.submit(request)
 
-    def started(self, request: Request) -> None:
+    def started(self, request: SimulatedRequest) -> None:
         self.flow.books.dispatched([request.group], self.flow.version)
         request.version = self.flow.version
 
-    def done(self, request: Request) -> None:
+    def done(self, request: SimulatedRequest) -> None:
         key = request.group, request.attempt
         if all(other.is_over for other in self.samples[key]):
             oldest = min(other.version for other in self.samples.pop(key))
@@ -128,7 +130,7 @@ class _Run:
         for number in range(scenario.num_steps):
             asked_s = self.env.now
             step = self.compose()
-            while isinstance(step, Wait):
+            while isinstance(step, BatchWait):
                 starved = self.flow.starved()
                 if starved:
                     raise RuntimeError(starved)
@@ -145,7 +147,7 @@ class _Run:
             self.outcome.step_s.append(self.env.now - last_end_s)
             last_end_s = self.env.now
 
-    def compose(self) -> Step | Wait:
+    def compose(self) -> Step | BatchWait:
         known = set(self.flow.books.groups)
         step = self.flow.compose()
         gone = known - set(self.flow.books.groups)
@@ -173,7 +175,7 @@ class _Run:
         self.issue()
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario) -> SimulationOutcome:
     """Play a scenario to its last step.
 
     Raises:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """A simulated run, step by step."""
 
     step_s: list[float] = field(default_factory=list)

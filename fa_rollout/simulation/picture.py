@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fa_rollout.config import ConfigError
-from fa_rollout.simulation.sweep import Row, Sweep
+from fa_rollout.simulation.sweep import Sweep, SweepRow
 
 _PANELS = {
     "step_s": "seconds a step",
@@ -15,7 +15,7 @@ _PANELS = {
 }
 
 
-def draw(rows: Sequence[Row], sweeps: Sequence[Sweep], path: Path) -> None:
+def draw(rows: Sequence[SweepRow], sweeps: Sequence[Sweep], path: Path) -> None:
     """Write SVG, PNG or whatever the name of `path` says.
 
     Raises:
@@ -53,8 +53,8 @@ def draw(rows: Sequence[Row], sweeps: Sequence[Sweep], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _lines(rows: Sequence[Row], sweeps: Sequence[Sweep]) -> dict[str, list[tuple[Any, Row]]]:
-    lines: dict[str, list[tuple[Any, Row]]] = {}
+def _lines(rows: Sequence[SweepRow], sweeps: Sequence[Sweep]) -> dict[str, list[tuple[Any, SweepRow]]]:
+    lines: dict[str, list[tuple[Any, SweepRow]]] = {}
     for row in rows:
         name = ", ".join(f"{sweep.name} {row.setting[sweep.name]}" for sweep in sweeps[1:])
         lines.setdefault(name, []).append((row.setting[sweeps[0].name], row))

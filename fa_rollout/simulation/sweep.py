@@ -45,7 +45,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SweepRow:
     """One setting."""
 
     setting: dict[str, Any]
@@ -67,7 +67,7 @@ def parse(texts: Sequence[str]) -> list[Sweep]:
     return sweeps
 
 
-def play(scenario: Scenario, sweeps: Sequence[Sweep], *, num_seeds: int = 1) -> Iterator[Row]:
+def play(scenario: Scenario, sweeps: Sequence[Sweep], *, num_seeds: int = 1) -> Iterator[SweepRow]:
     """Every combination, the first knob slowest; figures are means over `num_seeds` runs.
 
     Raises:
@@ -81,7 +81,7 @@ def play(scenario: Scenario, sweeps: Sequence[Sweep], *, num_seeds: int = 1) -> 
             found = [simulate(replace(one, seed=one.seed + number)).figures() for number in range(num_seeds)]
         except RuntimeError as error:
             raise ConfigError(f"{setting or 'this run'} stands still for good: {error}") from None
-        yield Row(setting=setting, figures={key: fmean(one[key] for one in found) for key in found[0]})
+        yield SweepRow(setting=setting, figures={key: fmean(one[key] for one in found) for key in found[0]})
 
 
 def _parse(text: str) -> Sweep:

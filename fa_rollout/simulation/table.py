@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fa_rollout.simulation.scenario import VAST_RING_BYTES, Scenario
-from fa_rollout.simulation.sweep import Row, Sweep
+from fa_rollout.simulation.sweep import Sweep, SweepRow
 
 _COLUMNS = {
     "step_s": ("step", "{:.3g} s"),
@@ -29,7 +29,7 @@ _LEFT_OUT = ("lengths", "ring_bytes", "seed")
 
 
 def show(
-    scenario: Scenario, sweeps: Sequence[Sweep], rows: Sequence[Row], console: Console | None = None
+    scenario: Scenario, sweeps: Sequence[Sweep], rows: Sequence[SweepRow], console: Console | None = None
 ) -> None:
     """Print assumptions and figures."""
     console = console or Console()

@@ -25,7 +25,7 @@ COLUMNS = ("tokens", "rollout_log_probs", "loss_mask")
 """Attributes of a sample that the ring carries."""
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class SlimeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What every life of the generator gets."""
 
     args: bytes
@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
 
 
-class Prompt(msgspec.Struct, frozen=True, array_like=True):
+class WirePrompt(msgspec.Struct, frozen=True, array_like=True):
     """A group that is to be rolled out."""
 
     ids: bytes
@@ -43,7 +43,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     """Pickle of a list of slime's samples, as the data source gave them."""
 
 
-class Rest(msgspec.Struct, frozen=True, array_like=True):
+class SampleRest(msgspec.Struct, frozen=True, array_like=True):
     """What the samples of a finished group hold beside the ring's columns."""
 
     shape: list[int]
@@ -53,13 +53,13 @@ class Rest(msgspec.Struct, frozen=True, array_like=True):
     path: str = ""
 
 
-_DECODE_PROMPT = msgspec.msgpack.Decoder(Prompt)
-_DECODE_REST = msgspec.msgpack.Decoder(Rest)
+_DECODE_PROMPT = msgspec.msgpack.Decoder(WirePrompt)
+_DECODE_REST = msgspec.msgpack.Decoder(SampleRest)
 
 
 def encode_prompt(pickled: bytes, ids: Sequence[int]) -> bytes:
     """A group for `Feed`."""
-    return msgspec.msgpack.encode(Prompt(np.asarray(ids, np.int32).tobytes(), pickled))
+    return msgspec.msgpack.encode(WirePrompt(np.asarray(ids, np.int32).tobytes(), pickled))
 
 
 def decode_prompt(payload: bytes) -> tuple[npt.NDArray[np.int32], bytes]:
@@ -73,10 +73,10 @@ def encode_rest(group: Sequence[Any], directory: str) -> bytes:
     shape = [len(member) if isinstance(member, list) else 0 for member in group]
     states = pickle.dumps([_state(sample) for sample in flatten(group)], pickle.HIGHEST_PROTOCOL)
     if len(states) <= INLINE_BYTES:
-        return msgspec.msgpack.encode(Rest(shape, states))
+        return msgspec.msgpack.encode(SampleRest(shape, states))
     path = Path(directory, f"rest-{secrets.token_hex(8)}")
     path.write_bytes(states)
-    return msgspec.msgpack.encode(Rest(shape, b"", str(path)))
+    return msgspec.msgpack.encode(SampleRest(shape, b"", str(path)))
 
 
 def decode_rest(payload: bytes) -> tuple[list[int], list[Any]]:

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from fa_rollout.user_code import place
 from fa_rollout.user_code.deadline import Deadline
 from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut, failed
-from fa_rollout.user_code.place import Place
+from fa_rollout.user_code.place import CodePlace
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class UserCall(Generic[T]):
         self._ended: asyncio.Future[None] = loop.create_future()
         self._failure: UserCodeFailed | None = None
         self.is_cancelled = False
-        self._at: Place | None = None
+        self._at: CodePlace | None = None
         self._since_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[tuple[T | None, BaseException | None]]

@@ -1,6 +1,6 @@
 """Where user code is, or was: file, line and function of its innermost frame.
 
-In: an exception, a task, a frame or a function. Out: a `Place`, or None where no frame is known. Frames of
+In: an exception, a task or a function. Out: a `CodePlace`, or None where no frame is known. Frames of
 installed packages count only where no frame of the user's own files is there, and the standard library's
 only where there is nothing else.
 """
@@ -38,7 +38,7 @@ class Owner(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodePlace:
     """A line of code."""
 
     file: str
@@ -49,19 +49,19 @@ class Place:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-def of_error(error: BaseException) -> Place | None:
+def of_error(error: BaseException) -> CodePlace | None:
     """Where an exception was raised; of a group, where its first one was."""
     error = first_of(error)
     frames = traceback.walk_tb(error.__traceback__)
-    return innermost(Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
+    return innermost(CodePlace(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
 
 
-def of_task(task: "asyncio.Task[Any]") -> Place | None:
+def of_task(task: "asyncio.Task[Any]") -> CodePlace | None:
     """Where a task waits, followed through the tasks that it waits for."""
     return innermost(_frames_below(task))
 
 
-def of_function(function: Any) -> Place | None:
+def of_function(function: Any) -> CodePlace | None:
     """Where a function is defined."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -70,10 +70,10 @@ def of_function(function: Any) -> Place | None:
     if not hasattr(function, "__code__"):
         function = getattr(type(function).__call__, "__func__", type(function).__call__)
     code = getattr(function, "__code__", None)
-    return None if code is None else Place(code.co_filename, code.co_firstlineno, code.co_name)
+    return None if code is None else CodePlace(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def in_words(place: Place | None) -> str:
+def in_words(place: CodePlace | None) -> str:
     """The place as it stands behind a message."""
     return "" if place is None else f" ({place})"
 
@@ -90,9 +90,9 @@ def is_users(file: str) -> bool:
     return owner_of(file) is Owner.USER
 
 
-def innermost(frames: Iterable[Place]) -> Place | None:
+def innermost(frames: Iterable[CodePlace]) -> CodePlace | None:
     """The user's innermost frame of some that are given from the outside in."""
-    best: Place | None = None
+    best: CodePlace | None = None
     for place in frames:
         if place.file.startswith(_RUNNERS):
             continue
@@ -111,7 +111,7 @@ def owner_of(file: str) -> Owner:
     return Owner.PYTHON if file.startswith((*_STDLIB, "<frozen")) else Owner.USER
 
 
-def _frames_below(task: "asyncio.Task[Any]") -> Iterator[Place]:
+def _frames_below(task: "asyncio.Task[Any]") -> Iterator[CodePlace]:
     """Frames from a task's outermost coroutine to what it waits for at last, through further tasks."""
     found: Any = task.get_coro()
     seen: set[int] = set()
@@ -119,7 +119,7 @@ def _frames_below(task: "asyncio.Task[Any]") -> Iterator[Place]:
         seen.add(id(found))
         frame, below = _opened(found)
         if frame is not None:
-            yield Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            yield CodePlace(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         found = _followed(below) or (None if frame is None else _task_in(frame))
 
 

@@ -48,7 +48,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from rich.console import Console
 
     from fa_rollout.doctor.examination import examination
-    from fa_rollout.doctor.outcome import Status
+    from fa_rollout.doctor.outcome import CheckStatus
     from fa_rollout.doctor.show import as_json, show
 
     starts = config.launch.server == "embedded" if options.start_engine is None else options.start_engine
@@ -59,7 +59,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(as_json(outcomes))
     else:
         show(outcomes, Console(highlight=False))
-    return EXIT_REFUSED if any(outcome.status is Status.ERROR for outcome in outcomes) else 0
+    return EXIT_REFUSED if any(outcome.status is CheckStatus.ERROR for outcome in outcomes) else 0
 
 
 @contextmanager

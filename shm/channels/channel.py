@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from shm.channels.frames import MAX_MESSAGE_BYTES, Inbox, Outbox
+from shm.channels.frames import MAX_MESSAGE_BYTES, FrameOutbox, Inbox
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout
 from shm.fork import disarm_in_children
 from shm.liveness import open_pidfd, peer_credentials, peer_pidfd
@@ -45,7 +45,7 @@ class Channel:
         """Descriptors that the first message may bring; 0: the kernel drops any that come."""
         self._fds: list[int] = []
         self._scratch = memoryview(bytearray(_CHUNK_BYTES))
-        self._outbox = Outbox(max_message_bytes)
+        self._outbox = FrameOutbox(max_message_bytes)
         self._inbox = Inbox(max_message_bytes)
         self._end: tuple[type[ChannelError], str] | None = None
         """Why nothing more will be read; raised when the inbox is empty."""

@@ -20,7 +20,7 @@ _MAX_BATCH = 64
 """Frames in one system call."""
 
 
-class Outbox:
+class FrameOutbox:
     """Frames that wait for room in the socket."""
 
     def __init__(self, max_message_bytes: int) -> None:

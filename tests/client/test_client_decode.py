@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fa_rollout.client.base.errors import InvalidReply
 from fa_rollout.client.wire.decode import _completion, _fast, _plain, decode_reply
-from fa_rollout.client.wire.verdict import Verdict
+from fa_rollout.client.wire.verdict import ServerVerdict
 from tests.client.client_kit import body
 
 
@@ -148,7 +148,7 @@ def test_an_answer_nested_without_end_is_refused_though_its_tokens_are_there() -
     ],
 )
 def test_an_error_in_place_of_an_answer_is_its_verdict(raw: bytes, status: int) -> None:
-    with pytest.raises(Verdict, match="why") as caught:
+    with pytest.raises(ServerVerdict, match="why") as caught:
         decode_reply(raw)
     assert caught.value.status == status
 

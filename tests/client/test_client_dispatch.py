@@ -8,7 +8,7 @@ import pytest
 
 from fa_rollout.client.base.circuit import Circuit, Window
 from fa_rollout.client.base.clock import ActiveClock
-from fa_rollout.client.fleet.dispatch import Balance, Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Balance, Lane, LaneDispatcher
 from tests.client.client_kit import until
 
 
@@ -23,7 +23,7 @@ def dispatching(work: Callable[[], Awaitable[None]]) -> Any:
     return asyncio.run(asyncio.wait_for(work(), 10))
 
 
-async def grant(dispatcher: Dispatcher, key: str | None = None, avoid: Lane | None = None) -> Lane:
+async def grant(dispatcher: LaneDispatcher, key: str | None = None, avoid: Lane | None = None) -> Lane:
     lane = dispatcher.try_acquire(key, avoid)
     return lane or await dispatcher.acquire(key, dispatcher.take_ticket(), avoid)
 
@@ -35,7 +35,7 @@ async def settle() -> None:
 
 def test_a_freed_slot_goes_to_the_oldest_waiter_in_the_same_turn_of_the_loop() -> None:
     async def work() -> None:
-        dispatcher = Dispatcher(lanes(1))
+        dispatcher = LaneDispatcher(lanes(1))
         order: list[int] = []
         held = await grant(dispatcher)
 
@@ -61,7 +61,7 @@ def test_a_freed_slot_goes_to_the_oldest_waiter_in_the_same_turn_of_the_loop() -
 def test_the_least_loaded_engine_is_taken_by_share_of_its_capacity() -> None:
     async def work() -> None:
         small, large = lanes(2, 8)
-        dispatcher = Dispatcher([small, large])
+        dispatcher = LaneDispatcher([small, large])
         for _ in range(10):
             await grant(dispatcher)
         assert (small.in_flight, large.in_flight) == (2, 8)
@@ -75,7 +75,7 @@ def test_the_least_loaded_engine_is_taken_by_share_of_its_capacity() -> None:
 def test_round_robin_goes_round() -> None:
     async def work() -> None:
         many = lanes(9, 9, 9)
-        dispatcher = Dispatcher(many, Balance.ROUND_ROBIN)
+        dispatcher = LaneDispatcher(many, Balance.ROUND_ROBIN)
         taken = [await grant(dispatcher) for _ in range(9)]
         assert {lane.url: taken.count(lane) for lane in many} == {lane.url: 3 for lane in many}
 
@@ -85,7 +85,7 @@ def test_round_robin_goes_round() -> None:
 def test_a_key_stays_with_its_engine_and_only_an_outage_moves_it() -> None:
     async def work() -> None:
         many = lanes(100, 100, 100)
-        dispatcher = Dispatcher(many, Balance.STICKY)
+        dispatcher = LaneDispatcher(many, Balance.STICKY)
         homes = {key: await grant(dispatcher, key) for key in map(str, range(30))}
         assert len({lane.url for lane in homes.values()}) == 3
         for key, home in homes.items():
@@ -104,7 +104,7 @@ def test_a_key_stays_with_its_engine_and_only_an_outage_moves_it() -> None:
 def test_waiters_of_an_engine_that_is_lost_go_to_another() -> None:
     async def work() -> None:
         many = lanes(1, 1)
-        dispatcher = Dispatcher(many, Balance.STICKY)
+        dispatcher = LaneDispatcher(many, Balance.STICKY)
         home = await grant(dispatcher, "k")
         waiter = asyncio.create_task(grant(dispatcher, "k"))
         await settle()
@@ -119,7 +119,7 @@ def test_waiters_of_an_engine_that_is_lost_go_to_another() -> None:
 def test_a_cancelled_waiter_keeps_no_slot_even_one_it_was_just_given() -> None:
     async def work() -> None:
         (lane,) = lanes(1)
-        dispatcher = Dispatcher([lane])
+        dispatcher = LaneDispatcher([lane])
         await grant(dispatcher)
         waiters = [asyncio.create_task(grant(dispatcher)) for _ in range(3)]
         await settle()
@@ -137,7 +137,7 @@ def test_a_cancelled_waiter_keeps_no_slot_even_one_it_was_just_given() -> None:
 def test_a_retry_keeps_its_place_and_shuns_the_engine_that_failed_it() -> None:
     async def work() -> None:
         many = lanes(2, 2)
-        dispatcher = Dispatcher(many)
+        dispatcher = LaneDispatcher(many)
         early = dispatcher.take_ticket()
         held = [await grant(dispatcher) for _ in range(4)]
         late = asyncio.create_task(grant(dispatcher))
@@ -160,7 +160,7 @@ def test_a_retry_keeps_its_place_and_shuns_the_engine_that_failed_it() -> None:
 def test_nothing_is_granted_while_held() -> None:
     async def work() -> None:
         (lane,) = lanes(4)
-        dispatcher = Dispatcher([lane])
+        dispatcher = LaneDispatcher([lane])
         dispatcher.hold()
         waiter = asyncio.create_task(grant(dispatcher))
         await settle()
@@ -174,7 +174,7 @@ def test_nothing_is_granted_while_held() -> None:
 def test_an_engine_at_rest_after_an_overload_is_used_when_its_rest_is_over() -> None:
     async def work() -> None:
         (lane,) = lanes(4)
-        dispatcher = Dispatcher([lane])
+        dispatcher = LaneDispatcher([lane])
         lane.window.not_before = asyncio.get_running_loop().time() + 0.05
         assert dispatcher.try_acquire(None) is None
         assert await grant(dispatcher) is lane
@@ -187,7 +187,7 @@ def test_an_engine_at_rest_after_an_overload_is_used_when_its_rest_is_over() -> 
 def test_a_refusal_reaches_those_who_wait_and_those_who_come() -> None:
     async def work() -> None:
         (lane,) = lanes(1)
-        dispatcher = Dispatcher([lane])
+        dispatcher = LaneDispatcher([lane])
         await grant(dispatcher)
         waiter = asyncio.create_task(grant(dispatcher))
         await settle()

@@ -10,16 +10,16 @@ from rich.console import Console
 from fa_rollout.config import load
 from fa_rollout.demo import sglang
 from fa_rollout.demo.curve import draw, smooth, sparkline
-from fa_rollout.demo.figures import FiguresLog, FiguresReader, StepFigures
+from fa_rollout.demo.figures import DemoStep, FiguresLog, FiguresReader
 from fa_rollout.demo.main import statement
 from fa_rollout.demo.plan import NUM_RANKS, TASKS, prepare
-from fa_rollout.demo.view import View
+from fa_rollout.demo.view import DemoView
 
 BOOKS = {"taken": 20, "trained": 12, "filtered": 3, "failed": 1, "dropped": 2, "returned": 2}
 
 
-def figures(step: int, reward: float = 0.5) -> StepFigures:
-    return StepFigures(
+def figures(step: int, reward: float = 0.5) -> DemoStep:
+    return DemoStep(
         step=step,
         reward=reward,
         entropy=1.0,
@@ -50,7 +50,7 @@ def test_a_line_is_read_when_it_is_whole_and_once(tmp_path: Path) -> None:
 def test_the_view_shows_every_figure(is_terminal: bool, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
     log = FiguresLog(tmp_path / "steps.jsonl")
-    with View(tmp_path / "steps.jsonl", 40, console) as view:
+    with DemoView(tmp_path / "steps.jsonl", 40, console) as view:
         view.tick()
         for step in range(40):
             log.write(figures(step))
@@ -66,7 +66,7 @@ def test_the_view_shows_every_figure(is_terminal: bool, tmp_path: Path) -> None:
 def test_without_a_terminal_lines_are_few_and_fit(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=80)
     log = FiguresLog(tmp_path / "steps.jsonl")
-    with View(tmp_path / "steps.jsonl", 200, console):
+    with DemoView(tmp_path / "steps.jsonl", 200, console):
         for step in range(200):
             log.write(figures(step))
     log.close()

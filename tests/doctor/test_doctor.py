@@ -19,7 +19,7 @@ from fa_rollout.client.fleet.examine import Examined, Unanswered, examine
 from fa_rollout.config import Config, from_dict
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.doctor import engines, machine, model, prompts, user_code
-from fa_rollout.doctor.outcome import Outcome, Status
+from fa_rollout.doctor.outcome import CheckOutcome, CheckStatus
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.sample import Sample
 from tests.kit.scripted import Script, ScriptedEngine
@@ -65,9 +65,9 @@ def config(**sections: dict[str, Any]) -> Config:
     return from_dict({name: smallest.get(name, {}) | sections.get(name, {}) for name in names})
 
 
-def only(outcomes: list[Outcome]) -> Outcome:
+def only(outcomes: list[CheckOutcome]) -> CheckOutcome:
     assert len(outcomes) == 1
-    assert outcomes[0].fix or outcomes[0].status in (Status.OK, Status.SKIPPED)
+    assert outcomes[0].fix or outcomes[0].status in (CheckStatus.OK, CheckStatus.SKIPPED)
     return outcomes[0]
 
 
@@ -141,12 +141,12 @@ def test_features_of_both_ages_of_the_protocol_are_found(protocol: Any, is_new: 
         asked = {request.path for request in engine.requests() if request.method == "POST"}
         assert asked == {"/generate"}, "nothing about an engine is changed"
     outcome = only(engines.engines(config(), [found]))
-    assert outcome.status is Status.OK
+    assert outcome.status is CheckStatus.OK
     assert (
         "during an update (retract)" if is_new else "are aborted by an update and then continue"
     ) in outcome.details[-1]
     outcome = only(engines.engines(config(engine={"pause_mode": "retract"}), [found]))
-    assert outcome.status is (Status.OK if is_new else Status.WARNING)
+    assert outcome.status is (CheckStatus.OK if is_new else CheckStatus.WARNING)
 
 
 def test_a_pause_of_somebody_elses_is_told_and_not_ended(scripted: ScriptedEngine) -> None:
@@ -171,8 +171,8 @@ def test_an_engine_whose_tokenizer_is_another_is_found_by_its_spelling(
     assert found["agreement"]["status"] == "skipped"
 
 
-@pytest.mark.parametrize(("publish", "status"), [("disk", Status.OK), ("tensor", Status.ERROR)])
-def test_an_engine_must_know_the_way_in_which_weights_come(publish: str, status: Status) -> None:
+@pytest.mark.parametrize(("publish", "status"), [("disk", CheckStatus.OK), ("tensor", CheckStatus.ERROR)])
+def test_an_engine_must_know_the_way_in_which_weights_come(publish: str, status: CheckStatus) -> None:
     info = EngineInfo(
         url="u", version_label=None, has_spans=True, model_path="m", server_version=None, vocab_size=None
     )
@@ -186,7 +186,7 @@ def test_weights_that_another_run_has_pushed_are_a_warning() -> None:
     )
     one = Examined(info=info, probe_s=0.1, can_pause=True, update_ways=("files",), has_brackets=False)
     found = only(engines.engines(config(), [one]))
-    assert found.status is Status.WARNING
+    assert found.status is CheckStatus.WARNING
     assert "another run has pushed these weights" in found.text
 
 
@@ -232,12 +232,12 @@ def test_tokenizer_and_model_must_fit(folder: Path, tmp_path: Path) -> None:
         server_version=None,
         vocab_size=40,
     )
-    assert only(model.agreement(info, tokenizer)).status is Status.WARNING
-    assert only(model.tokenizer("nowhere")[0]).status is Status.ERROR
-    assert only(model.tokenizer(None)[0]).status is Status.ERROR
+    assert only(model.agreement(info, tokenizer)).status is CheckStatus.WARNING
+    assert only(model.tokenizer("nowhere")[0]).status is CheckStatus.ERROR
+    assert only(model.tokenizer(None)[0]).status is CheckStatus.ERROR
 
 
-def shown(folder: Path, context: int | None = None, **sections: dict[str, Any]) -> list[Outcome]:
+def shown(folder: Path, context: int | None = None, **sections: dict[str, Any]) -> list[CheckOutcome]:
     setting = config(**sections)
     _, source = prompts.data(setting)
     assert source is not None
@@ -245,12 +245,12 @@ def shown(folder: Path, context: int | None = None, **sections: dict[str, Any]) 
 
 
 def test_prompts_that_are_too_long_are_counted(folder: Path) -> None:
-    assert [one.status for one in shown(folder)] == [Status.OK] * 2
+    assert [one.status for one in shown(folder)] == [CheckStatus.OK] * 2
     late = shown(folder, data={"path": "prompts.jsonl", "max_prompt_tokens": 7})[-1]
-    assert late.status is Status.ERROR
+    assert late.status is CheckStatus.ERROR
     assert "10 of 20 prompts (50.0%) are longer than data.max_prompt_tokens = 7" in late.text
     late = shown(folder, rollout={"max_failure_rate": 0.6}, data={"max_prompt_tokens": 7})[-1]
-    assert late.status is Status.WARNING
+    assert late.status is CheckStatus.WARNING
     assert "the engines' context = 7" in shown(folder, context=9)[-1].text
     assert "6 tokens for its answer" in shown(folder, context=14)[-1].text
 
@@ -267,11 +267,11 @@ def test_variables_of_the_chat_template_are_shown_or_named_where_they_have_no_ef
     off: dict[str, Any] = {"chat_template": True, "chat_template_kwargs": {"enable_thinking": False}}
     first, template, _ = shown(folder, data=off)
     assert "'sort 00'" in first.details[0]
-    assert template.status is Status.OK
+    assert template.status is CheckStatus.OK
     misspelt = shown(folder, data=off | {"chat_template_kwargs": {"thinking": False}})[1]
-    assert (misspelt.status, "'thinking'" in misspelt.text) == (Status.WARNING, True)
+    assert (misspelt.status, "'thinking'" in misspelt.text) == (CheckStatus.WARNING, True)
     text = shown(folder, data=off | {"chat_template": None})[1]
-    assert (text.status, "prompts are text" in text.text) == (Status.WARNING, True)
+    assert (text.status, "prompts are text" in text.text) == (CheckStatus.WARNING, True)
 
 
 def test_prompts_that_cannot_be_encoded_are_named(folder: Path) -> None:
@@ -280,12 +280,12 @@ def test_prompts_that_cannot_be_encoded_are_named(folder: Path) -> None:
     (folder / "prompts.jsonl").write_text('{"prompt": "sort 1"}\n' + json.dumps(row))
     assert "of no use" in shown(folder)[-1].details[0]
     outcome = shown(folder, data={"chat_template": False})[0]
-    assert outcome.status is Status.ERROR
+    assert outcome.status is CheckStatus.ERROR
     assert "data.chat_template" in outcome.text
 
 
 def test_data_that_ends_too_soon_is_told(folder: Path) -> None:
-    assert only(prompts.data(config(data={"epochs": 1}))[0]).status is Status.OK
+    assert only(prompts.data(config(data={"epochs": 1}))[0]).status is CheckStatus.OK
     outcome = only(prompts.data(config(data={"epochs": 1}, rollout={"num_steps": 99}))[0])
     assert "data.epochs" in outcome.fix
 
@@ -299,7 +299,7 @@ def samples() -> list[Sample]:
     return [Sample(**plain, member=member) for member in range(2)]
 
 
-def scored(**keys: Any) -> Outcome:
+def scored(**keys: Any) -> CheckOutcome:
     setting = config(reward=keys)
     return only(asyncio.run(user_code.reward(setting, samples())))
 
@@ -307,41 +307,41 @@ def scored(**keys: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("keys", "status", "said"),
     [
-        ({"function": "doctors_task:reward"}, Status.OK, "returned 2 for each of 2 samples"),
-        ({"function": "doctors_task:parts", "key": "score"}, Status.OK, "1 (form 0.5)"),
-        ({"function": "doctors_task:group", "group": True}, Status.OK, "returned 0, 1"),
-        ({"function": "doctors_task:parts"}, Status.ERROR, "reward.key"),
-        ({"function": "doctors_task:raises"}, Status.ERROR, "no answer"),
-        ({"function": "doctors_task:text"}, Status.ERROR, "must be a number"),
-        ({"function": "doctors_task:endless", "timeout_s": 0.2}, Status.ERROR, "timeout"),
-        ({"function": "doctors_task:nothing"}, Status.ERROR, "no attribute 'nothing'"),
-        ({"function": "doctors_task:slow", "in_loop": True}, Status.WARNING, "in the event loop"),
-        ({"function": "doctors_task:slow"}, Status.OK, "workers"),
+        ({"function": "doctors_task:reward"}, CheckStatus.OK, "returned 2 for each of 2 samples"),
+        ({"function": "doctors_task:parts", "key": "score"}, CheckStatus.OK, "1 (form 0.5)"),
+        ({"function": "doctors_task:group", "group": True}, CheckStatus.OK, "returned 0, 1"),
+        ({"function": "doctors_task:parts"}, CheckStatus.ERROR, "reward.key"),
+        ({"function": "doctors_task:raises"}, CheckStatus.ERROR, "no answer"),
+        ({"function": "doctors_task:text"}, CheckStatus.ERROR, "must be a number"),
+        ({"function": "doctors_task:endless", "timeout_s": 0.2}, CheckStatus.ERROR, "timeout"),
+        ({"function": "doctors_task:nothing"}, CheckStatus.ERROR, "no attribute 'nothing'"),
+        ({"function": "doctors_task:slow", "in_loop": True}, CheckStatus.WARNING, "in the event loop"),
+        ({"function": "doctors_task:slow"}, CheckStatus.OK, "workers"),
     ],
 )
 def test_a_reward_is_called_as_a_run_calls_it(
-    folder: Path, keys: dict[str, Any], status: Status, said: str
+    folder: Path, keys: dict[str, Any], status: CheckStatus, said: str
 ) -> None:
     outcome = scored(**keys)
     assert (outcome.status, said in outcome.text) == (status, True), outcome
 
 
 def test_a_reward_is_imported_even_without_a_sample(folder: Path) -> None:
-    assert only(asyncio.run(user_code.reward(config(), []))).status is Status.SKIPPED
+    assert only(asyncio.run(user_code.reward(config(), []))).status is CheckStatus.SKIPPED
     broken = config(reward={"function": "doctors_task:nothing"})
-    assert only(asyncio.run(user_code.reward(broken, []))).status is Status.ERROR
+    assert only(asyncio.run(user_code.reward(broken, []))).status is CheckStatus.ERROR
 
 
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("doctors_task:keep", Status.OK, "kept"),
-        ("zero_variance", Status.OK, "rejected (no sample has a reward)"),
-        ("doctors_task:keep_badly", Status.ERROR, "must return a bool"),
-        ("doctors_task:nothing", Status.ERROR, "no attribute"),
+        ("doctors_task:keep", CheckStatus.OK, "kept"),
+        ("zero_variance", CheckStatus.OK, "rejected (no sample has a reward)"),
+        ("doctors_task:keep_badly", CheckStatus.ERROR, "must return a bool"),
+        ("doctors_task:nothing", CheckStatus.ERROR, "no attribute"),
     ],
 )
-def test_a_filter_judges_a_group(folder: Path, path: str, status: Status, said: str) -> None:
+def test_a_filter_judges_a_group(folder: Path, path: str, status: CheckStatus, said: str) -> None:
     outcome = only(user_code.group_filter(config(rollout={"filter": path}), samples()))
     assert (outcome.status, said in outcome.text) == (status, True), outcome
 
@@ -349,7 +349,7 @@ def test_a_filter_judges_a_group(folder: Path, path: str, status: Status, said: 
 def test_a_generate_must_be_async(folder: Path) -> None:
     assert user_code.generate(config()) == []
     path = {"generate": "doctors_task:generate"}
-    assert only(user_code.generate(config(rollout=path))).status is Status.OK
+    assert only(user_code.generate(config(rollout=path))).status is CheckStatus.OK
     outcome = only(user_code.generate(config(rollout={"generate": "doctors_task:keep"})))
     assert "async" in outcome.fix
 
@@ -358,23 +358,24 @@ def test_a_generate_must_be_async(folder: Path) -> None:
 
 
 def test_the_machine_is_looked_at(folder: Path) -> None:
-    assert only(machine.memory(config(ring={"bytes": 1 << 50}))).status is Status.ERROR
-    assert only(machine.memory(config(ring={"bytes": "1MiB"}))).status is Status.OK
-    assert only(machine.shared_memory(folder / "none")).status is Status.WARNING
+    assert only(machine.memory(config(ring={"bytes": 1 << 50}))).status is CheckStatus.ERROR
+    assert only(machine.memory(config(ring={"bytes": "1MiB"}))).status is CheckStatus.OK
+    assert only(machine.shared_memory(folder / "none")).status is CheckStatus.WARNING
     assert (
-        only(machine.descriptors(config(engine={"max_concurrent_samples": 1 << 30}))).status is Status.ERROR
+        only(machine.descriptors(config(engine={"max_concurrent_samples": 1 << 30}))).status
+        is CheckStatus.ERROR
     )
-    assert only(machine.proxies(["http://far:1"], {"http_proxy": "p"})).status is Status.WARNING
-    assert only(machine.clock()).status is Status.OK
-    assert only(machine.programs(["no-such-program"])).status is Status.ERROR
+    assert only(machine.proxies(["http://far:1"], {"http_proxy": "p"})).status is CheckStatus.WARNING
+    assert only(machine.clock()).status is CheckStatus.OK
+    assert only(machine.programs(["no-such-program"])).status is CheckStatus.ERROR
     assert "numpy" in only(machine.packages()).details[0]
 
 
 def test_a_folder_that_takes_no_files_is_an_error_and_none_is_made(folder: Path) -> None:
-    assert only(machine.output(config(run={"output_dir": "/proc/none/out"}))).status is Status.ERROR
-    assert only(machine.output(config(run={"output_dir": "new/out"}))).status is Status.OK
+    assert only(machine.output(config(run={"output_dir": "/proc/none/out"}))).status is CheckStatus.ERROR
+    assert only(machine.output(config(run={"output_dir": "new/out"}))).status is CheckStatus.OK
     assert not os.path.exists("new")
-    assert only(machine.output(config())).status is Status.SKIPPED
+    assert only(machine.output(config())).status is CheckStatus.SKIPPED
 
 
 @pytest.mark.parametrize(("number", "text"), [(5, "5 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB")])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa_rollout.generator.turns.ending import Ending, Ends
+from fa_rollout.generator.turns.ending import AnswerEnding, Ends
 from fa_rollout.generator.turns.sampling import can_be_continued, refusal
 from fa_rollout.sample import FinishReason
 
@@ -21,17 +21,17 @@ def ids_of(text: str) -> np.ndarray:
     return np.array([ord(letter) - ord("A") for letter in text], np.int32)
 
 
-def end(ids: Any, *, seam: int = 0, **params: Any) -> Ending | None:
+def end(ids: Any, *, seam: int = 0, **params: Any) -> AnswerEnding | None:
     ends = Ends([EOS, OTHER_EOS], letters)
     return ends.find(np.asarray(ids, np.int32), {"max_new_tokens": 100} | params, seam=seam)
 
 
-def stop(num_tokens: int) -> Ending:
-    return Ending(num_tokens, FinishReason.STOP)
+def stop(num_tokens: int) -> AnswerEnding:
+    return AnswerEnding(num_tokens, FinishReason.STOP)
 
 
-def length(num_tokens: int) -> Ending:
-    return Ending(num_tokens, FinishReason.LENGTH)
+def length(num_tokens: int) -> AnswerEnding:
+    return AnswerEnding(num_tokens, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def length(num_tokens: int) -> Ending:
     ids=str,
 )
 def test_tokens_and_the_budget_end_an_answer(
-    ids: list[int], params: dict[str, Any], expected: Ending | None
+    ids: list[int], params: dict[str, Any], expected: AnswerEnding | None
 ) -> None:
     assert end(ids, **params) == expected
 
@@ -80,7 +80,7 @@ def test_tokens_and_the_budget_end_an_answer(
     ],
 )
 def test_a_text_ends_an_answer_with_the_token_that_completes_it(
-    text: str, seam: int, params: dict[str, Any], expected: Ending | None
+    text: str, seam: int, params: dict[str, Any], expected: AnswerEnding | None
 ) -> None:
     assert end(ids_of(text), seam=seam, **params) == expected
 

@@ -10,7 +10,7 @@ import pytest
 from fa_rollout.config import ConfigError, Run, from_dict
 from fa_rollout.generator.records import sample_log
 from fa_rollout.generator.records.sample_log import SampleLog
-from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.records.sample_file import COMMITTED, Span, WrittenGroup, files_of, read
 from fa_rollout.sample import FinishReason, Sample
 from trainer_hook.messages import Assignment, Settlement
@@ -79,7 +79,7 @@ def test_a_sample_that_user_code_broke_costs_only_itself(tmp_path: Path, damage:
     log = opened(tmp_path)
     owner = job(1)
     broken = (sample(owner, **damage),)
-    log.ended(owner, Ending(outcome=Settlement.FAILED, reason="refused", samples=broken))
+    log.ended(owner, GroupEnding(outcome=Settlement.FAILED, reason="refused", samples=broken))
     log.write(job(2), COMMITTED, [sample(job(2))])
     log.close()
     first, second = everything(tmp_path)
@@ -92,7 +92,7 @@ def test_a_sample_of_other_types_hides_nothing_but_itself(tmp_path: Path) -> Non
     log = opened(tmp_path)
     owner = job(1)
     broken = (sample(owner, reward="high"), sample(owner, version_spans=[5]), sample(owner, version_spans=5))
-    log.ended(owner, Ending(outcome=Settlement.FAILED, reason="refused", samples=broken))
+    log.ended(owner, GroupEnding(outcome=Settlement.FAILED, reason="refused", samples=broken))
     log.write(job(2), COMMITTED, [sample(job(2))])
     log.close()
     assert [group.group for group in everything(tmp_path)] == [2]
@@ -117,8 +117,8 @@ def test_a_disk_that_hangs_is_one_warning_and_costs_no_memory(
 
 def test_a_group_that_is_given_back_is_not_noted(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    log.ended(job(1), Ending(outcome=Settlement.RETURNED, reason="stopping"))
-    log.ended(job(2), Ending(outcome=Settlement.DROPPED, reason="too old"))
+    log.ended(job(1), GroupEnding(outcome=Settlement.RETURNED, reason="stopping"))
+    log.ended(job(2), GroupEnding(outcome=Settlement.DROPPED, reason="too old"))
     log.close()
     assert [(g.group, g.outcome, g.reason) for g in everything(tmp_path)] == [(2, "dropped", "too old")]
 

@@ -5,14 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.hub.flow.admission import Load, Window, credit
-from fa_rollout.hub.flow.composition import Close, Ready, Rules, Running, Wait, compose, hopeless
+from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit
+from fa_rollout.hub.flow.composition import (
+    BatchWait,
+    Close,
+    ReadyGroup,
+    Rules,
+    RunningGroup,
+    compose,
+    hopeless,
+)
 from tests.hub.rig import Rig, add_up
 from tests.kit.scripted import Lengths, ScriptedEngine
 
 Play = Callable[..., ScriptedEngine]
 
-RUNNING = [Running(group=name, version=version) for name, version in ((1, 2), (2, 3), (3, 4))]
+RUNNING = [RunningGroup(group=name, version=version) for name, version in ((1, 2), (2, 3), (3, 4))]
 
 
 def rules(policy: str, staleness: int) -> Rules:
@@ -39,7 +47,7 @@ def test_what_no_step_can_train_in_time_is_hopeless_where_the_policy_gives_up(
 
 
 def test_no_surplus_begins_that_would_be_past_the_bound_when_it_is_trained() -> None:
-    window = Window(staleness=0, groups_per_version=4, groups_per_step=4, surplus_groups=2)
+    window = AdmissionWindow(staleness=0, groups_per_version=4, groups_per_step=4, surplus_groups=2)
 
     def credits(handed: int) -> int:
         load = Load(
@@ -56,10 +64,10 @@ def test_no_surplus_begins_that_would_be_past_the_bound_when_it_is_trained() -> 
 
 
 def test_wait_does_not_leave_running_surplus_behind_at_the_smallest_bound() -> None:
-    ready = [Ready(group=name, oldest_version=4) for name in (0, 1, 2)]
-    running = [Running(group=3, version=4)]
+    ready = [ReadyGroup(group=name, oldest_version=4) for name in (0, 1, 2)]
+    running = [RunningGroup(group=3, version=4)]
 
-    def close(ready: list[Ready], running: list[Running]) -> Close | Wait:
+    def close(ready: list[ReadyGroup], running: list[RunningGroup]) -> Close | BatchWait:
         return compose(
             rules("wait", 0),
             version=4,
@@ -69,7 +77,7 @@ def test_wait_does_not_leave_running_surplus_behind_at_the_smallest_bound() -> N
             more_to_come=True,
         )
 
-    assert isinstance(close(ready, running), Wait)
+    assert isinstance(close(ready, running), BatchWait)
     assert close(ready, []) == Close(groups=(0, 1))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.hub.flow.admission import Load, Window, credit
+from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit
 
 
 def load(**changes: float) -> Load:
@@ -17,8 +17,8 @@ def load(**changes: float) -> Load:
     return Load(**(values | changes))  # type: ignore[arg-type]
 
 
-def window(staleness: int, interval: int = 1, step: int = 8, surplus: int = 0) -> Window:
-    return Window(
+def window(staleness: int, interval: int = 1, step: int = 8, surplus: int = 0) -> AdmissionWindow:
+    return AdmissionWindow(
         staleness=staleness, groups_per_version=step * interval, groups_per_step=step, surplus_groups=surplus
     )
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fa_rollout.hub.flow.books import Books, Group, Place
+from fa_rollout.hub.flow.books import Books, Group, GroupPlace
 from fa_rollout.hub.flow.stream import Stream
 from trainer_hook.messages import Commit, Settlement
 
@@ -48,7 +48,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.saved: tuple[int, list[int], dict[str, int]] | None = None
         self.attempts: set[tuple[int, int]] = set()
 
-    def _some(self, place: Place, pick: int) -> Group | None:
+    def _some(self, place: GroupPlace, pick: int) -> Group | None:
         groups = [g for g in self.books.groups.values() if g.place is place]
         return groups[pick % len(groups)] if groups else None
 
@@ -66,14 +66,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50), version=st.integers(0, 3))
     def dispatch(self, pick: int, version: int) -> None:
-        group = self._some(Place.ISSUED, pick)
+        group = self._some(GroupPlace.ISSUED, pick)
         if group:
             self.books.dispatched([group.group], version)
-            assert group.place is Place.RUNNING
+            assert group.place is GroupPlace.RUNNING
 
     @rule(pick=st.integers(0, 50))
     def commit(self, pick: int) -> None:
-        group = self._some(Place.RUNNING, pick)
+        group = self._some(GroupPlace.RUNNING, pick)
         if group:
             self.sequence += 1
             message = commit_message(group, self.sequence)
@@ -82,7 +82,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 50), outcome=st.sampled_from(list(Settlement)))
     def settle(self, pick: int, outcome: Settlement) -> None:
-        group = self._some(Place.RUNNING, pick)
+        group = self._some(GroupPlace.RUNNING, pick)
         if group:
             name, attempt = group.group, group.attempt
             assert self.books.settle(name, attempt, outcome)
@@ -130,7 +130,7 @@ class LedgerMachine(RuleBasedStateMachine):
         counts = self.books.counts()
         settled = counts.trained + counts.filtered + counts.failed + counts.dropped
         assert counts.taken == settled + counts.queued + counts.live + counts.handed
-        for place in Place:
+        for place in GroupPlace:
             assert getattr(counts, place.value) == sum(g.place is place for g in self.books.groups.values())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_rollout.hub.flow.books import Books, Place
+from fa_rollout.hub.flow.books import Books, GroupPlace
 from fa_rollout.hub.flow.flow import Step
 from fa_rollout.hub.state.delivery import Terms, cut
 from tests.hub.rig import VOCAB_SIZE, Rig, add_up
@@ -77,7 +77,7 @@ def step_of(num_groups: int) -> Step:
     books = Books(stream())
     books.take(num_groups)
     for name, group in books.groups.items():
-        assert group.place is Place.ISSUED
+        assert group.place is GroupPlace.ISSUED
         books.commit(commit_message(group, name))
     return Step(step=0, version=0, groups=list(books.groups.values()))
 

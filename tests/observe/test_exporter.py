@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 from tensorboardX.proto.event_pb2 import Event
 
 from fa_rollout.config import from_dict
-from fa_rollout.launcher.children.exporter import MAX_RESTARTS, Exporter
+from fa_rollout.launcher.children.exporter import MAX_RESTARTS, ExporterProcess
 from fa_rollout.preflight import check_metrics
 from tests.hub.rig import Rig
 from tests.observe.watching import MakeRig, train
@@ -32,13 +32,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def exporter(run: Rig, said: list[str] | None = None, **metrics: Any) -> Iterator[Exporter]:
+def exporter(run: Rig, said: list[str] | None = None, **metrics: Any) -> Iterator[ExporterProcess]:
     """A metrics process as the launcher starts it."""
     tree = run.config | {"metrics": {"interval_s": 0.2} | metrics}
     names = ("ADDRESS", "RUN", "TOKEN")
     environment = {f"FA_ROLLOUT_{name}": run.environment[f"FA_ROLLOUT_{name}"] for name in names}
     say = print if said is None else said.append
-    with closing(Exporter(from_dict(tree), environment, log=run.folder / "metrics.log", say=say)) as process:
+    with closing(
+        ExporterProcess(from_dict(tree), environment, log=run.folder / "metrics.log", say=say)
+    ) as process:
         yield process
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa_rollout.hub.flow.admission import Load, Window, credit, limits
+from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit, limits
 from fa_rollout.hub.measures.pulses import WINDOW_S, Pulses
 from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History, kind_of
 from fa_rollout.hub.reporting.snapshots import RECENT_STEPS, recent
@@ -101,7 +101,7 @@ def test_recent_time_is_half_a_minute_or_some_steps_and_never_start_up() -> None
 
 
 def test_the_tightest_limit_has_a_name() -> None:
-    window = Window(staleness=1, groups_per_version=4, groups_per_step=4)
+    window = AdmissionWindow(staleness=1, groups_per_version=4, groups_per_step=4)
     load = Load(
         live=8,
         handed_since_publication=0,

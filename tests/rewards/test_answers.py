@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.function import FunctionKind
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, Scored
 from fa_rollout.rewards.workers import answers
-from fa_rollout.rewards.workers.protocol import Done, Ready, Refused
+from fa_rollout.rewards.workers.protocol import Done, WorkerReady, WorkerRefused
 
 FAILED = RewardFailed(reason=FailureReason.RAISED, text="line\nline")
 ANSWERS = [
-    Ready(Kind.PLAIN),
-    Refused("why"),
+    WorkerReady(FunctionKind.PLAIN),
+    WorkerRefused("why"),
     Done(FAILED, 0.5),
     Done([Scored(value=1.5, parts={"a": 2.0}), FAILED], 1),
 ]

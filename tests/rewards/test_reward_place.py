@@ -2,25 +2,25 @@
 
 import pytest
 
-from fa_rollout.rewards.workers.place import START_TIMEOUT_S, Verdict, backoff_s, judge, next_window
+from fa_rollout.rewards.workers.place import START_TIMEOUT_S, WorkerVerdict, backoff_s, judge, next_window
 
 
 @pytest.mark.parametrize(
     ("ready", "num_held", "running_s", "verdict"),
     [
-        (False, 0, START_TIMEOUT_S - 1, Verdict.FINE),
-        (False, 0, START_TIMEOUT_S + 1, Verdict.NOT_LOADED),
-        (True, 0, 1e9, Verdict.FINE),
-        (True, 1, 0.001, Verdict.FINE),
-        (True, 1, 9.9, Verdict.FINE),
-        (True, 2, 0.001, Verdict.FINE),
-        (True, 2, 0.1, Verdict.BEHIND),
-        (True, 1, 10.1, Verdict.OVERDUE),
-        (True, 2, 10.1, Verdict.OVERDUE),
+        (False, 0, START_TIMEOUT_S - 1, WorkerVerdict.FINE),
+        (False, 0, START_TIMEOUT_S + 1, WorkerVerdict.NOT_LOADED),
+        (True, 0, 1e9, WorkerVerdict.FINE),
+        (True, 1, 0.001, WorkerVerdict.FINE),
+        (True, 1, 9.9, WorkerVerdict.FINE),
+        (True, 2, 0.001, WorkerVerdict.FINE),
+        (True, 2, 0.1, WorkerVerdict.BEHIND),
+        (True, 1, 10.1, WorkerVerdict.OVERDUE),
+        (True, 2, 10.1, WorkerVerdict.OVERDUE),
     ],
 )
 def test_a_worker_is_judged_by_what_it_holds_and_for_how_long(
-    ready: bool, num_held: int, running_s: float, verdict: Verdict
+    ready: bool, num_held: int, running_s: float, verdict: WorkerVerdict
 ) -> None:
     assert judge(ready, num_held, running_s=running_s, timeout_s=10.0) is verdict
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.channels.frames import FRAME, MAGIC, Inbox, Outbox
+from shm.channels.frames import FRAME, MAGIC, FrameOutbox, Inbox
 from shm.errors import ChannelError, MessageTooLarge
 
 _LIMIT = 1 << 20
@@ -32,7 +32,7 @@ def test_two_messages_cut_at_every_byte_boundary_arrive_whole() -> None:
 def test_partial_sends_at_any_boundary_neither_cut_nor_lose(
     messages: list[tuple[bytes, bool]], pieces: list[int]
 ) -> None:
-    outbox, inbox, received = Outbox(_LIMIT), Inbox(_LIMIT), bytearray()
+    outbox, inbox, received = FrameOutbox(_LIMIT), Inbox(_LIMIT), bytearray()
     for payload, urgent in messages:
         outbox.add(payload, urgent=urgent, fds=())
     count = 0
@@ -51,7 +51,7 @@ def test_partial_sends_at_any_boundary_neither_cut_nor_lose(
 @given(begun=st.integers(0, 30))
 @settings(deadline=None)
 def test_an_urgent_message_waits_only_for_the_one_that_has_begun(begun: int) -> None:
-    outbox, inbox = Outbox(_LIMIT), Inbox(_LIMIT)
+    outbox, inbox = FrameOutbox(_LIMIT), Inbox(_LIMIT)
     for payload in (b"one", b"two", b"three"):
         outbox.add(payload, urgent=False, fds=())
     wire = b"".join(outbox.batch()[0])[:begun]
@@ -67,7 +67,7 @@ def test_an_urgent_message_waits_only_for_the_one_that_has_begun(begun: int) -> 
 
 
 def test_descriptors_are_sent_with_their_own_message_and_closed_after_it() -> None:
-    outbox = Outbox(_LIMIT)
+    outbox = FrameOutbox(_LIMIT)
     before = os.listdir("/proc/self/fd")
     outbox.add(b"plain", urgent=False, fds=())
     outbox.add(b"with", urgent=False, fds=(0,))

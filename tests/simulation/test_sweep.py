@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fa_rollout.simulation import sweep, table
 from fa_rollout.simulation.model import simulate
-from fa_rollout.simulation.outcome import Outcome
+from fa_rollout.simulation.outcome import SimulationOutcome
 from fa_rollout.simulation.scenario import Scenario
 
 SWEEP = [
@@ -24,11 +24,11 @@ SWEEP = [
 """720 settings: update interval 1-4, η 0-8, rejection 0-90 %, every policy, resume and restart."""
 
 
-def play(**changes: object) -> Outcome:
+def play(**changes: object) -> SimulationOutcome:
     return simulate(Scenario(**({"num_steps": 16, "groups_per_step": 4, "num_slots": 24} | changes)))  # type: ignore[arg-type]
 
 
-def check_counts(outcome: Outcome, num_steps: int) -> None:
+def check_counts(outcome: SimulationOutcome, num_steps: int) -> None:
     counts = outcome.counts
     settled = counts["trained"] + counts["filtered"] + counts["failed"] + counts["dropped"]
     live = counts["queued"] + counts["issued"] + counts["running"] + counts["committed"] + counts["handed"]

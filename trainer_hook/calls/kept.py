@@ -107,7 +107,7 @@ class KeptGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class KeptBlock:
     """Kept groups in one piece."""
 
     data: bytes
@@ -116,7 +116,7 @@ class Block:
     """Groups that did not fit."""
 
 
-def pack(groups: Iterable[KeptGroup], *, limit_bytes: int) -> Block:
+def pack(groups: Iterable[KeptGroup], *, limit_bytes: int) -> KeptBlock:
     """Put groups together, in this order; those whose data does not fit the limit any more are left out."""
     entries: list[KeptEntry] = []
     parts: list[bytes] = []
@@ -131,7 +131,9 @@ def pack(groups: Iterable[KeptGroup], *, limit_bytes: int) -> Block:
         num_bytes += len(group.data)
     index = _ENCODER.encode(entries)
     prefix = _PREFIX.pack(_MAGIC, len(index), zlib.crc32(index))
-    return Block(data=b"".join([prefix, index, *parts]), num_groups=len(entries), num_left_out=num_left_out)
+    return KeptBlock(
+        data=b"".join([prefix, index, *parts]), num_groups=len(entries), num_left_out=num_left_out
+    )
 
 
 def index_of(block: bytes) -> list[KeptEntry]:

@@ -12,7 +12,7 @@ from trainer_hook.batches.group import Group, open_groups
 from trainer_hook.errors import EndOfData
 from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.session import Session
-from trainer_hook.session.sharing import Sharing
+from trainer_hook.session.sharing import EngineSharing
 from trainer_hook.session.stopwatch import Stopwatch
 
 log = logging.getLogger("trainer_hook")
@@ -27,7 +27,7 @@ class Stepping:
         self.num_trained = 0
         self.nodes: Nodes | None = None
         """Set where the job has several."""
-        self.sharing: Sharing | None = None
+        self.sharing: EngineSharing | None = None
         """Set where they share engines."""
         self.time = Stopwatch()
         self._session = session

@@ -17,7 +17,7 @@ from typing import Any
 from trainer_hook import messages as m
 from trainer_hook.errors import HookStateError, WeightUpdateFailed
 from trainer_hook.session.session import Session
-from trainer_hook.session.sharing import Sharing
+from trainer_hook.session.sharing import EngineSharing
 from trainer_hook.session.stopwatch import Stopwatch
 from trainer_hook.weights.pushing import Pushed, Pusher
 
@@ -123,7 +123,7 @@ class Updating:
         self._session = session
         self._time = time
         self._update: WeightUpdate | None = None
-        self.sharing: Sharing | None = None
+        self.sharing: EngineSharing | None = None
         """Set where nodes share engines."""
 
     def enter(self) -> WeightUpdate:
@@ -170,7 +170,7 @@ class Updating:
         assert isinstance(begun, m.UpdateBegun)
         return begun
 
-    def _begin_with_all(self, sharing: Sharing) -> m.UpdateBegun:
+    def _begin_with_all(self, sharing: EngineSharing) -> m.UpdateBegun:
         sharing.settle()
         begun = self._begin()
         try:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer_hook.errors import WeightsMismatch
-from trainer_hook.model.index import Kind, ModelIndex, is_computed, is_head
+from trainer_hook.model.index import ModelIndex, TensorKind, is_computed, is_head
 from trainer_hook.model.listing import some
-from trainer_hook.model.parts import Part, is_sharded
+from trainer_hook.model.parts import ModelPart, is_sharded
 from trainer_hook.model.pieces import Piece, ignored_names, pieces_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def fitting(source: Any, index: ModelIndex | None, *, partial: bool) -> list[Pie
     return _fitted(pieces, index.without(ignored_names(source)), partial=partial)
 
 
-def check_kinds(kinds: Mapping[str, Kind], index: ModelIndex) -> None:
+def check_kinds(kinds: Mapping[str, TensorKind], index: ModelIndex) -> None:
     """The same for files that somebody else has written, which must hold all weights.
 
     Raises:
@@ -66,7 +66,7 @@ def check_kinds(kinds: Mapping[str, Kind], index: ModelIndex) -> None:
 
 def _fitted(pieces: Sequence[Piece], index: ModelIndex, *, partial: bool) -> list[Piece]:
     fitted, unknown, heads = [], [], []
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, TensorKind] = {}
     for piece in pieces:
         names = {name: _known_names(piece, name, index) for name in piece.outputs}
         strange = [name for name, known in names.items() if not known]
@@ -94,16 +94,18 @@ def _is_computed(piece: Piece) -> bool:
     return all(part.is_buffer or is_computed(part.name) for part in piece.parts)
 
 
-def _kind(tensor: "torch.Tensor") -> Kind:
+def _kind(tensor: "torch.Tensor") -> TensorKind:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Kind(_DTYPES.get(dtype, dtype), tuple(tensor.shape))
+    return TensorKind(_DTYPES.get(dtype, dtype), tuple(tensor.shape))
 
 
 def _num_strange(pieces: Sequence[Piece], index: ModelIndex) -> int:
     return sum(not _known_names(piece, name, index) for piece in pieces for name in piece.outputs)
 
 
-def _check(unknown: Sequence[str], kinds: Mapping[str, Kind], index: ModelIndex, *, partial: bool) -> None:
+def _check(
+    unknown: Sequence[str], kinds: Mapping[str, TensorKind], index: ModelIndex, *, partial: bool
+) -> None:
     missing = [name for name in index.kinds if name not in kinds and not index.may_be_left_out(name)]
     both = {name: (kind, index.kinds[name]) for name, kind in kinds.items() if name in index.kinds}
     shapes = [
@@ -133,7 +135,7 @@ def _check(unknown: Sequence[str], kinds: Mapping[str, Kind], index: ModelIndex,
         raise WeightsMismatch(f"a push must hold weights of {index.folder}, found none of them")
 
 
-def _rounds(kind: Kind, there: Kind) -> bool:
+def _rounds(kind: TensorKind, there: TensorKind) -> bool:
     return kind.dtype == there.dtype or {kind.dtype, there.dtype} <= _ROUNDED
 
 
@@ -190,7 +192,7 @@ def _is_embedding(piece: Piece) -> bool:
     return "embed" in piece.parts[0].name or piece.parts[0].name.endswith("wte.weight")
 
 
-def _is_same(one: Part, other: Part) -> bool:
+def _is_same(one: ModelPart, other: ModelPart) -> bool:
     """Whether two parts hold the same numbers, as far as this rank holds them."""
     if one.combine is not None or other.combine is not None or one.meta.shape != other.meta.shape:
         return False

@@ -25,7 +25,7 @@ class NoIndex(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorKind:
     """Type and shape of a weight."""
 
     dtype: str
@@ -44,7 +44,7 @@ class ModelIndex:
     """The weights of a model by the names that engines load."""
 
     folder: Path
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, TensorKind]
     file_of: Mapping[str, str]
     ties_head: bool
     """The output projection is the embedding: engines load it once, whatever the files hold."""
@@ -57,7 +57,7 @@ class ModelIndex:
             NoIndex: there are none, or they cannot be read here.
         """
         try:
-            kinds: dict[str, Kind] = {}
+            kinds: dict[str, TensorKind] = {}
             file_of: dict[str, str] = {}
             for file in _files(folder):
                 for name, kind in read_header(folder / file).items():
@@ -91,7 +91,7 @@ def is_computed(name: str) -> bool:
     return name.endswith(computed)
 
 
-def read_header(path: Path) -> dict[str, Kind]:
+def read_header(path: Path) -> dict[str, TensorKind]:
     """The weights of one safetensors file.
 
     Raises:
@@ -103,7 +103,7 @@ def read_header(path: Path) -> dict[str, Kind]:
             raise ValueError(f"{path.name} has no safetensors header")
         header: dict[str, Any] = json.loads(file.read(size))
     header.pop("__metadata__", None)
-    return {name: Kind(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    return {name: TensorKind(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
 
 
 def _files(folder: Path) -> list[str]:

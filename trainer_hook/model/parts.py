@@ -1,7 +1,7 @@
 """The tensors of a trainer's model by the names that its files would have, wrappers taken off.
 
 In: a module (plain, compiled, wrapped by DDP, sharded by FSDP2, with LoRA adapters) or a mapping of names to
-tensors. Out: a `Part` for each tensor, tied ones once.
+tensors. Out: a `ModelPart` for each tensor, tied ones once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ _OUTER_WRAPPER = "module."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """One tensor of a model."""
 
     name: str
@@ -41,7 +41,7 @@ class Part:
         return torch.empty(first.shape, dtype=first.dtype, device="meta")
 
 
-def parts_of(source: Any) -> list[Part]:
+def parts_of(source: Any) -> list[ModelPart]:
     """The parts of a module or a mapping, in their order.
 
     Raises:
@@ -88,22 +88,22 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _parts_of_module(module: "torch.nn.Module") -> list[Part]:
+def _parts_of_module(module: "torch.nn.Module") -> list[ModelPart]:
     buffers = {plain_name(name) for name, _ in module.named_buffers()}
     parts = _named(module.state_dict(keep_vars=True), buffers=buffers)
     adapters = Adapters(module, plain_name)
     return [_below(part, adapters) for part in parts if adapters.keeps(part.name)]
 
 
-def _below(part: Part, adapters: Adapters) -> Part:
+def _below(part: ModelPart, adapters: Adapters) -> ModelPart:
     aliases = tuple(adapters.name_below(name) for name in part.aliases if adapters.keeps(name))
     return replace(part, name=adapters.name_below(part.name), aliases=aliases, **adapters.merged(part.name))
 
 
-def _named(tensors: Mapping[str, Any], *, buffers: Iterable[str]) -> list[Part]:
+def _named(tensors: Mapping[str, Any], *, buffers: Iterable[str]) -> list[ModelPart]:
     import torch
 
-    first_of: dict[object, Part] = {}
+    first_of: dict[object, ModelPart] = {}
     for name, value in tensors.items():
         if name.endswith("_extra_state"):
             continue
@@ -112,7 +112,7 @@ def _named(tensors: Mapping[str, Any], *, buffers: Iterable[str]) -> list[Part]:
         key, plain = _identity(value), plain_name(name)
         known = first_of.get(key)
         if known is None:
-            first_of[key] = Part(name=plain, sources=(value,), is_buffer=plain in buffers)
+            first_of[key] = ModelPart(name=plain, sources=(value,), is_buffer=plain in buffers)
         else:
             first_of[key] = replace(known, aliases=(*known.aliases, plain))
     if not first_of:
@@ -127,6 +127,6 @@ def _identity(tensor: "torch.Tensor") -> object:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _without_prefix(part: Part, prefix: str) -> Part:
+def _without_prefix(part: ModelPart, prefix: str) -> ModelPart:
     aliases = tuple(alias.removeprefix(prefix) for alias in part.aliases)
     return replace(part, name=part.name.removeprefix(prefix), aliases=aliases)

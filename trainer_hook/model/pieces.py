@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer_hook.errors import WeightsMismatch
-from trainer_hook.model.parts import Part, parts_of, unwrapped
+from trainer_hook.model.parts import ModelPart, parts_of, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Piece:
     """Some parts and the weights that are made of them."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     outputs: "Mapping[str, torch.Tensor]"
     """Their types and shapes, as tensors without memory."""
     convert: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None" = None
@@ -41,7 +41,7 @@ class Piece:
         return {sent: made[name] for name in made for sent in self.sent_as.get(name, (name,))}
 
 
-def plain_pieces(parts: Sequence[Part]) -> list[Piece]:
+def plain_pieces(parts: Sequence[ModelPart]) -> list[Piece]:
     """Each part by itself, under its own name."""
     return [Piece(parts=(part,), outputs={part.name: part.meta}) for part in parts]
 
@@ -97,7 +97,7 @@ def _below_adapters(source: Any) -> Any:
 
 
 def _converted(
-    parts: Sequence[Part], revert: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]"
+    parts: Sequence[ModelPart], revert: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]"
 ) -> list[Piece] | None:
     """Pieces by the names of the files, as small as conversion allows; None where the names are the same."""
     metas = {part.name: part.meta for part in parts}
@@ -107,7 +107,7 @@ def _converted(
     alone: dict[str, bool] = {}
     """By the form of a name: whether one part of this form is converted by itself."""
     pieces: list[Piece] = []
-    joint: dict[str, list[Part]] = {}
+    joint: dict[str, list[ModelPart]] = {}
     for part in parts:
         form = re.sub(r"\d+", "#", part.name)
         if form not in alone:
@@ -135,7 +135,7 @@ def _is_made_alone(
 
 
 def _piece(
-    parts: Sequence[Part], revert: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]"
+    parts: Sequence[ModelPart], revert: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]"
 ) -> Piece:
     metas = {part.name: part.meta for part in parts}
     outputs = revert(dict(metas))

@@ -48,7 +48,7 @@ _SHORTEST_S = 1.0
 """For what has arrived already, after the whole time was spent on another rank."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Where a rank of the job runs."""
 
     node: int
@@ -82,7 +82,7 @@ class LeaderWeights(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The engines lack them still."""
 
 
-Row = TypeVar("Row", int, bool, Place, Turn, LeaderWeights)
+Row = TypeVar("Row", int, bool, RankPlace, Turn, LeaderWeights)
 
 
 class Nodes:
@@ -103,8 +103,8 @@ class Nodes:
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         self._timeout_s = timeout_s
-        self._here = Place(node=node, host=socket.gethostname()[:_HOST_LENGTH])
-        self._places: list[Place] = []
+        self._here = RankPlace(node=node, host=socket.gethostname()[:_HOST_LENGTH])
+        self._places: list[RankPlace] = []
         """By rank of the job; empty before the first step."""
 
     def agree(self, batch: Batch | None) -> Batch | None:
@@ -149,7 +149,7 @@ class Nodes:
             PeerLost: a rank of another node is gone.
         """
         if not self._places:
-            self._places = _decoded(self._round(_encoded(self._here)), Place)
+            self._places = _decoded(self._round(_encoded(self._here)), RankPlace)
         return _decoded(self._round(_encoded(row)), type(row))
 
     def _round(self, row: bytes) -> list[bytes]:

@@ -19,7 +19,7 @@ from trainer_hook.session.nodes import LeaderWeights, Nodes
 from trainer_hook.session.session import A, Request, Session
 
 
-class Sharing:
+class EngineSharing:
     """This rank's part in what the nodes agree on."""
 
     def __init__(self, session: Session, nodes: Nodes, *, leads: bool, speaks: bool) -> None:

@@ -31,7 +31,7 @@ from trainer_hook.session.nodes import Nodes
 from trainer_hook.session.session import Session
 from trainer_hook.weights.gathering import Gathering
 from trainer_hook.weights.publish import publish
-from trainer_hook.weights.stream import BroadcastStream, Stream, TensorStream
+from trainer_hook.weights.stream import BroadcastStream, StageStream, TensorStream
 from trainer_hook.weights.update_group import UpdateGroup
 
 log = logging.getLogger("trainer_hook")
@@ -190,7 +190,7 @@ class Pusher:
             weights.attend()
             return None
         port, probes = _Engines(self._session), Probes(self._index(begun))
-        stream: Stream
+        stream: StageStream
         if opening.via is m.Via.TENSOR:
             stream = TensorStream(port, opening, probes, Path(begun.path))
         else:

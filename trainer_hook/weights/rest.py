@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Rest:
+class MissingWeights:
     """The weights of one folder that a push lacks."""
 
     def __init__(self, folder: Path, names: Collection[str]) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.001
 
 
-class Engines(Protocol):
+class EnginePort(Protocol):
     """The other end, as the hook knows it. What goes wrong is raised by its class."""
 
     def begin(self, stage: m.Stage) -> int:
@@ -46,10 +46,10 @@ class Engines(Protocol):
         """Wait for a stage to be taken by all engines; who takes part, of an opening."""
 
 
-class Stream:
+class StageStream:
     """One pass of all weights: `send` for every bucket, then `close`."""
 
-    def __init__(self, engines: Engines, opening: m.OpenStream, probes: Probes) -> None:
+    def __init__(self, engines: EnginePort, opening: m.OpenStream, probes: Probes) -> None:
         self._opening = opening
         self.probes = probes
         self.failure: HookError | None = None
@@ -111,10 +111,10 @@ class Stream:
         """Free whoever waits for this end."""
 
 
-class TensorStream(Stream):
+class TensorStream(StageStream):
     """Buckets as bytes, for requests of the generator to the engines; two at a time lie in `folder`."""
 
-    def __init__(self, engines: Engines, opening: m.OpenStream, probes: Probes, folder: Path) -> None:
+    def __init__(self, engines: EnginePort, opening: m.OpenStream, probes: Probes, folder: Path) -> None:
         super().__init__(engines, opening, probes)
         self._folder = folder
         self._num_sent = 0
@@ -162,12 +162,12 @@ class TensorStream(Stream):
             self._sent = None
 
 
-class BroadcastStream(Stream):
+class BroadcastStream(StageStream):
     """Broadcasts in a group of the leader and the engines' workers, which stays for the next update."""
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EnginePort,
         opening: m.OpenStream,
         probes: Probes,
         group: UpdateGroup | None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainer_hook.errors import PublishFailed
 from trainer_hook.weights.gathering import num_bytes
-from trainer_hook.weights.rest import Rest
+from trainer_hook.weights.rest import MissingWeights
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +37,10 @@ class WeightFiles:
         self._weight_map: dict[str, str] = {}
         self._total_bytes = 0
 
-    def open_rest(self, folder: Path, names: Collection[str]) -> Rest | None:
+    def open_rest(self, folder: Path, names: Collection[str]) -> MissingWeights | None:
         """The weights of another folder that are none of these `names`; None after a failure."""
         try:
-            return Rest(folder, names)
+            return MissingWeights(folder, names)
         except OSError as error:
             self._fail(error)
             return None
@@ -61,7 +61,7 @@ class WeightFiles:
         if self.failure is None:
             self._try(self._name(), tensors)
 
-    def complete(self, rest: Rest, bucket_bytes: int) -> None:
+    def complete(self, rest: MissingWeights, bucket_bytes: int) -> None:
         """Add what the buckets lack."""
         buckets = rest.buckets(bucket_bytes)
         number = 0

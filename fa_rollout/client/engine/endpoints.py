@@ -23,7 +23,7 @@ from fa_rollout.client.base.policy import FailurePolicy, classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start, retry_after_s
 from fa_rollout.client.engine.standing import Standing
 from fa_rollout.client.engine.tensor_body import TensorBody
-from fa_rollout.client.wire.verdict import Verdict
+from fa_rollout.client.wire.verdict import ServerVerdict
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 _TAKEN = "Duplicate request ID"
@@ -184,7 +184,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> HttpFailure:
     )
 
 
-def failure_of(verdict: Verdict) -> HttpFailure:
+def failure_of(verdict: ServerVerdict) -> HttpFailure:
     """The failure that an error under status 200 stands for."""
     assert verdict.status is not None, "an error without a status is no answer at all"
     return HttpFailure(

@@ -25,7 +25,7 @@ from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import answer_limit, generate_body
-from fa_rollout.client.wire.verdict import Verdict
+from fa_rollout.client.wire.verdict import ServerVerdict
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ async def _one_token(engine: Engine, rid: str, limit_s: float, *, ends_pauses: b
         async with asyncio.timeout(limit_s):
             limit = answer_limit([1], sampling, {})
             reply = decode_reply(await engine.generate(body, None, limit), engine=engine.url)
-    except (HttpFailure, Verdict) as error:
+    except (HttpFailure, ServerVerdict) as error:
         if error.status in KEY_STATUSES:
             raise KeyRefused(f"{wish}, found {error}") from error
         raise ControlFailed(f"{wish}, found {error}") from error

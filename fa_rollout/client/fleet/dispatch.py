@@ -69,7 +69,7 @@ class _Waiter:
     """Lanes that get it only when no other can be used."""
 
 
-class Dispatcher:
+class LaneDispatcher:
     """Hands out slots."""
 
     def __init__(self, lanes: list[Lane], balance: Balance = Balance.LEAST_LOADED) -> None:

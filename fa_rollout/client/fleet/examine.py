@@ -28,7 +28,7 @@ from fa_rollout.client.wire.address import engine_url
 from fa_rollout.client.wire.completion import Completion
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import TokenIds, WireIds, answer_limit, generate_body
-from fa_rollout.client.wire.verdict import Verdict
+from fa_rollout.client.wire.verdict import ServerVerdict
 
 _WAYS = {
     "files": "/update_weights_from_disk",
@@ -126,7 +126,7 @@ async def answer(url: str, input_ids: TokenIds, sampling: dict[str, Any], limit_
             engine = Engine(engine_url(url), session, policy)
             limit = answer_limit(input_ids, sampling, {})
             return decode_reply(await engine.generate(body, None, limit), engine=engine.url)
-    except (HttpFailure, Verdict) as error:
+    except (HttpFailure, ServerVerdict) as error:
         raise ControlFailed(f"{url} must answer a prompt, found {error}") from error
     except TimeoutError as error:
         raise ControlFailed(f"{url} must answer a prompt, found silence for {limit_s:g} s") from error

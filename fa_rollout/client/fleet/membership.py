@@ -23,7 +23,7 @@ from fa_rollout.client.engine import control
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.probe import patiently, probe
 from fa_rollout.client.engine.standing import EngineInfo, Status
-from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery
 from fa_rollout.client.wire.address import engine_url
@@ -38,7 +38,7 @@ class Membership:
     """Who belongs to a pool."""
 
     fleet: Fleet
-    dispatcher: Dispatcher
+    dispatcher: LaneDispatcher
     recovery: Recovery
     policy: FailurePolicy
     ids: WireIds

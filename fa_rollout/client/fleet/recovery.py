@@ -25,7 +25,7 @@ from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.engine import control, loading
 from fa_rollout.client.engine.endpoints import Engine
 from fa_rollout.client.engine.standing import Status
-from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.weights import CurrentWeights, Weights, WeightsMissing
 
@@ -45,7 +45,7 @@ class Recovery:
     def __init__(
         self,
         fleet: Fleet,
-        dispatcher: Dispatcher,
+        dispatcher: LaneDispatcher,
         clock: ActiveClock,
         background: Background,
         policy: FailurePolicy,

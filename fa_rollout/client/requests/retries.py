@@ -26,7 +26,7 @@ from fa_rollout.client.base.errors import (
 from fa_rollout.client.base.patience import Blame, Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy, backoff_s
 from fa_rollout.client.engine.endpoints import HttpFailure
-from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.fleet.recovery import Recovery
 from fa_rollout.client.requests.call import Call
 
@@ -42,7 +42,7 @@ class Retries:
     clock: ActiveClock
     patience: Patience
     """With conditions of the servers."""
-    dispatcher: Dispatcher
+    dispatcher: LaneDispatcher
     recovery: Recovery
     is_router: bool
     """Requests go through a router, which picks a worker anew for each try."""

@@ -20,17 +20,17 @@ from fa_rollout.client.base.errors import (
 from fa_rollout.client.base.policy import FailurePolicy
 from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine.endpoints import HttpFailure, failure_of
-from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.fleet.fleet import Fleet
 from fa_rollout.client.fleet.recovery import Recovery
 from fa_rollout.client.requests.call import Call
 from fa_rollout.client.requests.flight import Flight, Flights, end_scope
 from fa_rollout.client.requests.retries import Retries
-from fa_rollout.client.requests.statistics import Books
+from fa_rollout.client.requests.statistics import RequestBooks
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.client.wire.decode import decode_reply
 from fa_rollout.client.wire.request import WireIds, answer_limit, generate_body
-from fa_rollout.client.wire.verdict import Verdict
+from fa_rollout.client.wire.verdict import ServerVerdict
 
 T = TypeVar("T")
 
@@ -56,13 +56,13 @@ class Sender:
     """Sends calls over the lanes."""
 
     fleet: Fleet
-    dispatcher: Dispatcher
+    dispatcher: LaneDispatcher
     flights: Flights
     recovery: Recovery
     clock: ActiveClock
     policy: FailurePolicy
     ids: WireIds
-    books: Books
+    books: RequestBooks
     retries: Retries
     turnstile: Turnstile
     vocab_size: int | None = None
@@ -159,7 +159,7 @@ class Sender:
             self._check(call, completion)
         except InvalidReply as error:
             raise HttpFailure(FailureClass.INVALID, str(error)) from error
-        except Verdict as verdict:
+        except ServerVerdict as verdict:
             return self._made_before(verdict, call, flight)
         if flight.is_expired and completion.finish == "abort" and not len(completion.output_ids):
             raise _Expired(f"no token within {self.policy.request_timeout_s:g} s")
@@ -170,7 +170,7 @@ class Sender:
         self.books.finish(lane.url, flight.started_s, completion)
         return completion
 
-    def _made_before(self, verdict: Verdict, call: Call, flight: Flight) -> Completion:
+    def _made_before(self, verdict: ServerVerdict, call: Call, flight: Flight) -> Completion:
         """The tokens from before a condition of the server ended the answer; without any it is a failure."""
         failure = failure_of(verdict)
         if verdict.completion is None or not failure.failure.is_condition:

@@ -9,7 +9,7 @@ import numpy as np
 from fa_rollout.client.base.circuit import CircuitState
 from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.errors import FailureClass
-from fa_rollout.client.fleet.dispatch import Dispatcher, Lane
+from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.requests.flight import Flights
 from fa_rollout.client.wire.completion import Completion
 
@@ -83,7 +83,7 @@ class _Page:
     version: str | None = None
 
 
-class Books:
+class RequestBooks:
     """Counters per engine."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def _percentiles(latencies_s: deque[float]) -> dict[str, float]:
 
 
 def take_statistics(
-    books: Books, dispatcher: Dispatcher, flights: Flights, clock: ActiveClock
+    books: RequestBooks, dispatcher: LaneDispatcher, flights: Flights, clock: ActiveClock
 ) -> PoolStatistics:
     """A pool's picture from its parts."""
     now_s = time.monotonic()

@@ -20,7 +20,7 @@ import simdjson
 
 from fa_rollout.client.base.errors import InvalidReply
 from fa_rollout.client.wire.completion import Completion
-from fa_rollout.client.wire.verdict import Verdict, status_of, verdict_of
+from fa_rollout.client.wire.verdict import ServerVerdict, status_of, verdict_of
 
 POSITIVE_TOLERANCE = 1e-6
 """A log-probability may exceed 0 by the rounding of a softmax, and by no more."""
@@ -36,7 +36,7 @@ _NULL_TO_MARK = bytes.maketrans(b"nul", b"9  ")  # `null` reads as 9, which no l
 _PARSER = simdjson.Parser()
 
 
-class Finish(msgspec.Struct):
+class WireFinish(msgspec.Struct):
     """The finish reason of an answer."""
 
     type: str
@@ -46,7 +46,7 @@ class Finish(msgspec.Struct):
     """Of an abort: the engine's verdict, as the HTTP status that it would have."""
 
 
-class Span(msgspec.Struct):
+class VersionRange(msgspec.Struct):
     """Output tokens [start, end) were sampled by one weight version."""
 
     version: str | int | None
@@ -58,13 +58,13 @@ class Meta(msgspec.Struct):
     """The part of `meta_info` that is used."""
 
     id: str | None = None
-    finish_reason: Finish | None = None
+    finish_reason: WireFinish | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     e2e_latency: float | None = None
     weight_version: str | int | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[VersionRange] | None = None
     routed_experts: str | None = None
 
 
@@ -227,7 +227,7 @@ def _completion(columns: _Columns, engine: str) -> Completion:
     kind = finish.type
     status = status_of(finish.status_code) if kind not in ("stop", "length") else None
     if status is not None and not len(ids):
-        raise Verdict(status, _message(finish))
+        raise ServerVerdict(status, _message(finish))
     if status is not None:
         kind = "abort"
     if kind not in ("stop", "length", "abort"):
@@ -248,15 +248,15 @@ def _completion(columns: _Columns, engine: str) -> Completion:
         rest=rest,
     )
     if status is not None:
-        raise Verdict(status, _message(finish), completion)
+        raise ServerVerdict(status, _message(finish), completion)
     return completion
 
 
-def _message(finish: Finish) -> str:
+def _message(finish: WireFinish) -> str:
     return (finish.message or "aborted by the engine")[:500]
 
 
-def _check_whole(meta: Meta, finish: Finish, ids: npt.NDArray[np.int32], kind: str) -> None:
+def _check_whole(meta: Meta, finish: WireFinish, ids: npt.NDArray[np.int32], kind: str) -> None:
     """An answer that lost tokens at either end, ids and log-probabilities alike, contradicts its own counts.
 
     Of one aborted in the queue the end is missing.

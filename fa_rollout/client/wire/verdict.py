@@ -1,6 +1,6 @@
 """An error that an engine tells under HTTP status 200: as an object or as a finish reason.
 
-In: decoded JSON. Out: a `Verdict` with the status that it stands for, or None.
+In: decoded JSON. Out: a `ServerVerdict` with the status that it stands for, or None.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _FIRST_ERROR, _LAST_ERROR = 400, 599
 
 
-class Verdict(Exception):
+class ServerVerdict(Exception):
     """The engine does not answer this request; the status says whether another try makes sense."""
 
     def __init__(self, status: int | None, text: str, completion: "Completion | None" = None) -> None:
@@ -23,7 +23,7 @@ class Verdict(Exception):
         """The true tokens that were made before."""
 
 
-def verdict_of(tree: Any) -> Verdict | None:
+def verdict_of(tree: Any) -> ServerVerdict | None:
     """The error that an object tells, by `error` (an object or a text) or by `"object": "error"`."""
     if not isinstance(tree, dict):
         return None
@@ -33,7 +33,7 @@ def verdict_of(tree: Any) -> Verdict | None:
     if not isinstance(error, dict):
         error = {"message": error}
     message = error.get("message")
-    return Verdict(status_of(error.get("code")), str(error if message is None else message)[:500])
+    return ServerVerdict(status_of(error.get("code")), str(error if message is None else message)[:500])
 
 
 def status_of(code: Any) -> int | None:

@@ -25,7 +25,7 @@ class EngineStopped(EngineError, RuntimeError):
     """The engine's thread has ended, in order or by an error of its own."""
 
 
-class RequestRefused(EngineError, ValueError):
+class RefusedRequest(EngineError, ValueError):
     """A request answered with an HTTP error; `body` is what SGLang would say."""
 
     def __init__(self, text: str, *, status: int = 400, body: Any = None) -> None:
@@ -37,5 +37,5 @@ class RequestRefused(EngineError, ValueError):
         return _refused, (str(self), self.status, self.body)
 
 
-def _refused(text: str, status: int, body: Any) -> RequestRefused:
-    return RequestRefused(text, status=status, body=body)
+def _refused(text: str, status: int, body: Any) -> RefusedRequest:
+    return RefusedRequest(text, status=status, body=body)

@@ -14,7 +14,7 @@ import torch
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from fa_rollout.engines.embedded.engine.engine import Engine
+from fa_rollout.engines.embedded.engine.engine import StepEngine
 from fa_rollout.engines.embedded.engine.frontend import Frontend
 from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import EngineStartError
@@ -84,7 +84,7 @@ def build_application(
     return application
 
 
-def _max_body_bytes(engine: Engine) -> int:
+def _max_body_bytes(engine: StepEngine) -> int:
     return _BODY_BYTES + engine.num_weight_bytes * 2 * 4 // 3
 
 
@@ -129,7 +129,7 @@ async def serve(arguments: argparse.Namespace, key: str | None) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     limits = limits_of(runner, arguments)
     frontend = Frontend(
-        Engine(runner, limits, weight_version=arguments.weight_version),
+        StepEngine(runner, limits, weight_version=arguments.weight_version),
         ended=ended,
         num_threads=arguments.threads,
         max_queued_requests=limits.max_queued_requests,

@@ -29,9 +29,9 @@ from fa_rollout.sample import FinishReason, IntArray
 from fa_rollout.user_code.failure import in_one_line
 from shm import Descriptor, Field
 from trainer_hook.calls.kept import (
-    Block,
     Kept,
     KeptArray,
+    KeptBlock,
     KeptGroup,
     KeptPartial,
     KeptRecord,
@@ -162,7 +162,7 @@ class PartialKeeper:
             number=order.number, num_groups=block.num_groups, num_left_out=block.num_left_out
         )
 
-    async def _block(self, order: SavePartials, jobs: Callable[[], Iterable[Job]]) -> Block:
+    async def _block(self, order: SavePartials, jobs: Callable[[], Iterable[Job]]) -> KeptBlock:
         try:
             if order.interrupt_s:
                 await self._interrupt(order.interrupt_s)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fa_rollout.config import Run
 from fa_rollout.generator.base.frames import Chunk, Frames
-from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.process.own_threads import in_thread
 from fa_rollout.process.private_files import append_private, make_private
 from fa_rollout.records.sample_file import FOLDER, MAGIC, FileName, WrittenGroup
@@ -69,7 +69,7 @@ class SampleLog:
             said = f"{reason}; its samples cannot be kept: {in_one_line(error)}"
             self._frames.add(self._written(job, outcome, (), said, has_label=False))
 
-    def ended(self, job: Job, ending: Ending) -> None:
+    def ended(self, job: Job, ending: GroupEnding) -> None:
         """Note a group that became no record; one that is given back will be tried again."""
         if ending.outcome is not Settlement.RETURNED:
             self.write(job, ending.outcome, ending.samples, ending.reason)

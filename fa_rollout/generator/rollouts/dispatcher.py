@@ -30,7 +30,7 @@ from fa_rollout.generator.base.error_text import tellable, traced
 from fa_rollout.generator.base.gate import Gate, GateDeadline
 from fa_rollout.generator.base.slots import Places
 from fa_rollout.generator.rollouts.execution import Slot
-from fa_rollout.generator.turns.job import Ending, HeadStart, Job
+from fa_rollout.generator.turns.job import GroupEnding, HeadStart, Job
 from fa_rollout.rewards.outcomes import RewardsLost
 from fa_rollout.user_code.failure import told
 from trainer_hook.messages import Assignment, Dispatched, Lingering, Message, Settled, Settlement
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class RunsGroups(Protocol):
     """What makes groups."""
 
-    async def run(self, job: Job, slot: Slot, deadline: GateDeadline) -> Ending | None:
+    async def run(self, job: Job, slot: Slot, deadline: GateDeadline) -> GroupEnding | None:
         """Carry a group out; None when it is committed, or was answered already."""
 
 
@@ -57,7 +57,7 @@ class Dispatcher:
         send: Callable[[Message], None],
         published_version: Callable[[], int],
         sending: Gate,
-        on_ended: Callable[[Job, Ending], None] = lambda job, ending: None,
+        on_ended: Callable[[Job, GroupEnding], None] = lambda job, ending: None,
     ) -> None:
         """
         Args:
@@ -110,7 +110,7 @@ class Dispatcher:
         """Forget these groups, queued or running. One that is not here was answered before."""
         names = set(groups)
         self._end(
-            lambda job: job.assignment.group in names, Ending(outcome=Settlement.DROPPED, reason=reason)
+            lambda job: job.assignment.group in names, GroupEnding(outcome=Settlement.DROPPED, reason=reason)
         )
 
     def end_endless(self, limit_s: float, rule: str) -> None:
@@ -121,7 +121,7 @@ class Dispatcher:
     def give_back(self, reason: str) -> None:
         """End everything and take nothing more: all groups go back to the hub, to be issued again."""
         self.gate.hold("stopping")
-        self._end(lambda job: True, Ending(outcome=Settlement.RETURNED, reason=reason))
+        self._end(lambda job: True, GroupEnding(outcome=Settlement.RETURNED, reason=reason))
 
     def resize(self, capacity: int) -> None:
         """Engines take so many samples at once from now on."""
@@ -211,7 +211,7 @@ class Dispatcher:
         self._num_claimed -= num_samples
         self._pump()
 
-    async def _carry(self, job: Job) -> Ending | None:
+    async def _carry(self, job: Job) -> GroupEnding | None:
         """One group to its end; None when it is committed.
 
         Raises:
@@ -226,9 +226,9 @@ class Dispatcher:
             raise  # no group can become a record any more
         except Exception as error:  # a mistake of ours ends its group, not the run
             logger.warning("event=group_raised group=%d\n%s", job.assignment.group, traced(error))
-            return Ending(outcome=Settlement.FAILED, reason=f"raised: {told(error)}")
+            return GroupEnding(outcome=Settlement.FAILED, reason=f"raised: {told(error)}")
 
-    def _finish(self, job: Job, task: "asyncio.Task[Ending | None]") -> None:
+    def _finish(self, job: Job, task: "asyncio.Task[GroupEnding | None]") -> None:
         """A group's task is over, by itself or cancelled, even before its first step."""
         self._running.discard(job)
         self._unclaim(job, job.num_claimed)
@@ -238,13 +238,13 @@ class Dispatcher:
         if ending is not None:
             self._settle(job, ending)
 
-    def _missing(self) -> Ending | None:
+    def _missing(self) -> GroupEnding | None:
         """How a group ends that somebody cancelled who is not this dispatcher; None: all are cancelled."""
         if self._is_over:
             return None
-        return Ending(outcome=Settlement.FAILED, reason="cancelled: its task was cancelled from outside")
+        return GroupEnding(outcome=Settlement.FAILED, reason="cancelled: its task was cancelled from outside")
 
-    def _end(self, chosen: Callable[[Job], bool], ending: Ending) -> None:
+    def _end(self, chosen: Callable[[Job], bool], ending: GroupEnding) -> None:
         for queue in (self._retries, self._fresh):
             for job in [job for job in queue if chosen(job)]:
                 queue.remove(job)
@@ -252,7 +252,7 @@ class Dispatcher:
         for job in [job for job in self._running if chosen(job)]:
             job.end(ending)
 
-    def _settle(self, job: Job, ending: Ending) -> None:
+    def _settle(self, job: Job, ending: GroupEnding) -> None:
         ending = replace(ending, reason=tellable(ending.reason))
         self._send(
             Settled(

@@ -35,7 +35,7 @@ from fa_rollout.generator.rollouts.execution import (
     reason_of,
     votes,
 )
-from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.generator.turns.sampling import base_params, token_sampling
 from fa_rollout.records.sample_file import COMMITTED
 from fa_rollout.sample import Sample
@@ -73,7 +73,9 @@ class GroupRunner:
         self._log = log
         self._head_starts = HeadStarts(config)
 
-    async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
+    async def run(
+        self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]
+    ) -> GroupEnding | None:
         """Carry a group out; None when it is committed.
 
         Raises:
@@ -172,10 +174,10 @@ class GroupRunner:
         return build_record(samples, identity, scores, time.monotonic(), extra)
 
 
-def _ending(outcome: Settlement, reason: str, executions: Executions) -> Ending:
+def _ending(outcome: Settlement, reason: str, executions: Executions) -> GroupEnding:
     samples = tuple(sample for execution in executions for sample in execution)
     lengths = [len(sample.response_ids) for sample in samples]
-    return Ending(
+    return GroupEnding(
         outcome=outcome,
         reason=reason,
         mean_response_len=float(np.mean(lengths)) if lengths else 0.0,

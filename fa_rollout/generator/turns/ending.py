@@ -28,7 +28,7 @@ Decode = Callable[[IntArray], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class AnswerEnding:
     """Where an answer ends, and why."""
 
     num_tokens: int
@@ -48,7 +48,7 @@ class Ends:
         self.eos_ids = frozenset(eos_ids)
         self.decode = decode
 
-    def find(self, ids: IntArray, params: Params, *, seam: int = 0) -> Ending | None:
+    def find(self, ids: IntArray, params: Params, *, seam: int = 0) -> AnswerEnding | None:
         """The end of an answer; None where it is to be continued.
 
         Args:
@@ -58,8 +58,8 @@ class Ends:
         end = min((number for number in found if number is not None), default=None)
         limit = max(0, params["max_new_tokens"])
         if end is not None and end <= limit:
-            return Ending(end, FinishReason.STOP)
-        return Ending(limit, FinishReason.LENGTH) if len(ids) >= limit else None
+            return AnswerEnding(end, FinishReason.STOP)
+        return AnswerEnding(limit, FinishReason.LENGTH) if len(ids) >= limit else None
 
     def _first_token(self, ids: IntArray, params: Params, seam: int) -> int | None:
         ends: set[int] = set()

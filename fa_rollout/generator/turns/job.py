@@ -16,7 +16,7 @@ _MANY_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class GroupEnding:
     """How a group ends that becomes no record."""
 
     outcome: Settlement
@@ -47,7 +47,7 @@ class Job:
     head_start: HeadStart | None = None
     drafts: dict[int, Draft] = field(default_factory=dict)
     """By member, its answer so far, where it is made by one turn."""
-    task: "asyncio.Task[Ending | None] | None" = None
+    task: "asyncio.Task[GroupEnding | None] | None" = None
     stream: str = "g"
     """First letters of its request ids: training, or one evaluation."""
     rids: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Job:
     """Seconds that it has been at work, without those in which no engine was there for it."""
     calls: dict[Deadline, float] = field(default_factory=dict)
     """Generate functions of the user's that run for it, by their deadline, and `active_s` when they began."""
-    ending: Ending | None = None
+    ending: GroupEnding | None = None
     """Why it was cancelled."""
 
     @contextmanager
@@ -78,7 +78,7 @@ class Job:
             if deadline.num_renewals >= _MANY_TURNS and self.active_s() - begun_s >= limit_s:
                 deadline.expire(rule)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: GroupEnding) -> None:
         """Cancel it: it is answered with `ending`, unless it is committed in this moment."""
         if self.ending is None and self.task is not None:
             self.ending = ending

@@ -24,7 +24,7 @@ from fa_rollout.client.pool import EnginePool
 from fa_rollout.client.wire.completion import Completion, empty_abort
 from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.gate import Gate
-from fa_rollout.generator.turns.ending import Ending, Ends
+from fa_rollout.generator.turns.ending import AnswerEnding, Ends
 from fa_rollout.generator.turns.job import Job
 from fa_rollout.generator.turns.sampling import (
     Params,
@@ -199,7 +199,7 @@ class Requester:
             draft.cut(end.num_tokens)
         return draft.finish(input_ids, end.reason)
 
-    def _end(self, draft: Draft, completion: Completion, params: Params) -> Ending | None:
+    def _end(self, draft: Draft, completion: Completion, params: Params) -> AnswerEnding | None:
         """Where the draft ends after an answer; the engine alone knows what it saw whole."""
         is_aborted, num_new = completion.finish == FinishReason.ABORT, len(completion.output_ids)
         found = None
@@ -207,7 +207,7 @@ class Requester:
             found = self._ends.find(draft.output_ids, params, seam=draft.num_tokens - num_new)
         if is_aborted or (found is not None and found.num_tokens < draft.num_tokens):
             return found
-        return Ending(draft.num_tokens, FinishReason(completion.finish))
+        return AnswerEnding(draft.num_tokens, FinishReason(completion.finish))
 
     def _within_context(self, params: Params, num_input: int) -> Params:
         if self._context_length is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class AdmissionWindow:
     """The limits that a run's configuration sets."""
 
     staleness: int
@@ -40,7 +40,7 @@ RING_SHARE = 0.85
 """Share of the ring that admission plans with; the rest is padding and groups longer than the mean."""
 
 
-def byte_limit(window: Window, load: Load) -> int:
+def byte_limit(window: AdmissionWindow, load: Load) -> int:
     """Groups that the ring can hold beside what the trainer has, by the sizes measured so far.
 
     Never less than one step, since a smaller window could not make progress.
@@ -51,7 +51,7 @@ def byte_limit(window: Window, load: Load) -> int:
     return max(window.groups_per_step, int(room / load.mean_record_bytes))
 
 
-def credit(window: Window, load: Load) -> int:
+def credit(window: AdmissionWindow, load: Load) -> int:
     """Groups that may be started now: min((η + 1)·G - c + surplus, remaining, what fits the ring) - live.
 
     None where (η + 1)·G - c is used up: what begins now would be past the bound when it is trained.
@@ -63,7 +63,7 @@ def credit(window: Window, load: Load) -> int:
     return max(0, min(limits(window, load).values()) - load.live)
 
 
-def limits(window: Window, load: Load) -> dict[str, int]:
+def limits(window: AdmissionWindow, load: Load) -> dict[str, int]:
     """The groups that each limit allows to be live, by its name."""
     bound = (window.staleness + 1) * window.groups_per_version - load.handed_since_publication
     return {

@@ -12,7 +12,7 @@ from fa_rollout.account.events import Note
 from fa_rollout.hub.flow import composition
 from fa_rollout.hub.flow.books import Books, Group
 from fa_rollout.hub.flow.meter import Meter
-from fa_rollout.hub.flow.stream import End
+from fa_rollout.hub.flow.stream import StreamEnd
 from shm import RingTable
 
 
@@ -30,15 +30,15 @@ class Ageing:
     _swept: tuple[int, int, bool] = field(default=(0, 0, False))
     """Where the run stood when hopeless groups were last looked for."""
 
-    def ready(self) -> list[composition.Ready]:
+    def ready(self) -> list[composition.ReadyGroup]:
         """Committed groups."""
         return [
-            composition.Ready(group=g.group, oldest_version=g.commit.oldest_version)
+            composition.ReadyGroup(group=g.group, oldest_version=g.commit.oldest_version)
             for g in self.books.committed()
             if g.commit is not None
         ]
 
-    def running(self) -> list[composition.Running]:
+    def running(self) -> list[composition.RunningGroup]:
         """Groups that have tokens and no record."""
         return _ages(self.books.begun())
 
@@ -60,7 +60,7 @@ class Ageing:
         self.table.discard(group.commit.sequence)
         self.note(events.GroupDropped(group=group.group, attempt=group.attempt, reason=reason))
         self.meter.dropped_tokens += sum(group.commit.response_lens)
-        self.books.end(group, End.DROPPED)
+        self.books.end(group, StreamEnd.DROPPED)
 
     def take_hopeless(self, version: int, training_version: int, *, all_composed: bool) -> list[int]:
         """Groups that the generator is to stop, since no step can train them any more; each sweep once.
@@ -101,9 +101,9 @@ class Ageing:
         return may_try and group.num_overdue < self.max_attempts - 1
 
 
-def _ages(running: Sequence[Group]) -> list[composition.Running]:
+def _ages(running: Sequence[Group]) -> list[composition.RunningGroup]:
     return [
-        composition.Running(group=group.group, version=group.begun_version)
+        composition.RunningGroup(group=group.group, version=group.begun_version)
         for group in running
         if group.begun_version is not None
     ]

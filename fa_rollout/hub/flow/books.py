@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fa_rollout.hub.flow.stream import End, Source
+from fa_rollout.hub.flow.stream import Source, StreamEnd
 from trainer_hook.messages import Assignment, Commit, Settlement
 
 
-class Place(StrEnum):
+class GroupPlace(StrEnum):
     """Where a group is that is not settled."""
 
     QUEUED = "queued"
@@ -32,7 +32,7 @@ class Group:
 
     group: int
     attempt: int = 0
-    place: Place = Place.QUEUED
+    place: GroupPlace = GroupPlace.QUEUED
     version: int | None = None
     """Under which its first sample was dispatched."""
     kept_version: int | None = None
@@ -82,8 +82,8 @@ class Books:
         self.cursor = 0
         """First group never taken."""
         self.groups: dict[int, Group] = {}
-        self.ends: Counter[End] = Counter()
-        self._places: Counter[Place] = Counter()
+        self.ends: Counter[StreamEnd] = Counter()
+        self._places: Counter[GroupPlace] = Counter()
         self.has_kept = False
         """Some group may have tokens that a checkpoint kept."""
         self._num_seen = 0
@@ -101,18 +101,18 @@ class Books:
 
     def take(self, num_groups: int) -> list[Assignment]:
         """Issue up to `num_groups`: those given back first, then new ones from the stream."""
-        names = [g.group for g in sorted(self._at(Place.QUEUED), key=_oldest_first)[:num_groups]]
+        names = [g.group for g in sorted(self._at(GroupPlace.QUEUED), key=_oldest_first)[:num_groups]]
         num_new = num_groups - len(names)
         if self.num_left is not None:
             num_new = min(num_new, self.num_left)
         for name in range(self.cursor, self.cursor + num_new):
             self.groups[name] = Group(group=name, attempt=self._next_attempt(name))
-            self._places[Place.QUEUED] += 1
+            self._places[GroupPlace.QUEUED] += 1
             names.append(name)
         self.cursor += num_new
         self._num_seen = max(self._num_seen, self.cursor)
         for name in names:
-            self._move(self.groups[name], Place.ISSUED)
+            self._move(self.groups[name], GroupPlace.ISSUED)
         return [self.assignment(self.groups[name]) for name in names]
 
     def assignment(self, group: Group) -> Assignment:
@@ -126,9 +126,9 @@ class Books:
         """The first sample of each group left for an engine."""
         for name in groups:
             group = self.groups.get(name)
-            if group is not None and group.place is Place.ISSUED:
+            if group is not None and group.place is GroupPlace.ISSUED:
                 group.version = version
-                self._move(group, Place.RUNNING)
+                self._move(group, GroupPlace.RUNNING)
 
     def commit(self, message: Commit) -> bool:
         """A record arrived; False when it is not waited for (another attempt, or settled meanwhile)."""
@@ -136,7 +136,7 @@ class Books:
         if group is None:
             return False
         group.commit = message
-        self._move(group, Place.COMMITTED)
+        self._move(group, GroupPlace.COMMITTED)
         return True
 
     def settle(self, name: int, attempt: int, outcome: Settlement) -> bool:
@@ -147,7 +147,7 @@ class Books:
         if outcome is Settlement.RETURNED:
             self.requeue(group)
         else:
-            self.end(group, End(outcome.value))
+            self.end(group, StreamEnd(outcome.value))
         return True
 
     def requeue(self, group: Group) -> None:
@@ -155,11 +155,11 @@ class Books:
         group.attempt += 1
         group.version = None
         group.commit = None
-        self._move(group, Place.QUEUED)
+        self._move(group, GroupPlace.QUEUED)
 
     def generator_died(self) -> list[Group]:
         """Requeue all that the generator held; committed groups stay."""
-        lost = [*self._at(Place.ISSUED), *self._at(Place.RUNNING)]
+        lost = [*self._at(GroupPlace.ISSUED), *self._at(GroupPlace.RUNNING)]
         for group in lost:
             self.requeue(group)
         return lost
@@ -168,19 +168,19 @@ class Books:
 
     def is_committed(self, name: int) -> bool:
         """Whether a batch may take this group."""
-        return name in self.groups and self.groups[name].place is Place.COMMITTED
+        return name in self.groups and self.groups[name].place is GroupPlace.COMMITTED
 
     def committed(self) -> list[Group]:
         """Groups that a batch may take."""
-        return self._at(Place.COMMITTED)
+        return self._at(GroupPlace.COMMITTED)
 
     def issued(self) -> list[Group]:
         """Groups that the generator has queued."""
-        return self._at(Place.ISSUED)
+        return self._at(GroupPlace.ISSUED)
 
     def running(self) -> list[Group]:
         """Groups that engines work on."""
-        return self._at(Place.RUNNING)
+        return self._at(GroupPlace.RUNNING)
 
     def begun(self) -> list[Group]:
         """Groups at the generator that have tokens: engines made them, or a checkpoint kept them."""
@@ -190,19 +190,19 @@ class Books:
     def hand(self, groups: Iterable[int]) -> None:
         """These groups are in the trainer's hands."""
         for name in groups:
-            self._move(self.groups[name], Place.HANDED)
+            self._move(self.groups[name], GroupPlace.HANDED)
 
     def take_back(self, groups: Iterable[int]) -> None:
         """The trainer did not train them, and their records are intact: given again."""
         for name in groups:
-            self._move(self.groups[name], Place.COMMITTED)
+            self._move(self.groups[name], GroupPlace.COMMITTED)
 
     def trained(self, groups: Iterable[int]) -> None:
         """The trainer's step over these groups is done."""
         for name in groups:
-            self.end(self.groups[name], End.TRAINED)
+            self.end(self.groups[name], StreamEnd.TRAINED)
 
-    def end(self, group: Group, end: End) -> None:
+    def end(self, group: Group, end: StreamEnd) -> None:
         """Settle a group."""
         self._remember(group)
         self._places[group.place] -= 1
@@ -216,13 +216,13 @@ class Books:
         """The books now."""
         return Counts(
             taken=self.cursor,
-            **{place.value: self._places[place] for place in Place},
-            **{end.value: self.ends[end] for end in End},
+            **{place.value: self._places[place] for place in GroupPlace},
+            **{end.value: self.ends[end] for end in StreamEnd},
         )
 
     def state(self) -> tuple[int, list[int], dict[str, int]]:
         """What a checkpoint keeps: the cursor, what is unfinished below it, and the counts of ends."""
-        return self.cursor, sorted(self.groups), {end.value: self.ends[end] for end in End}
+        return self.cursor, sorted(self.groups), {end.value: self.ends[end] for end in StreamEnd}
 
     def rewind(self, cursor: int, unfinished: Iterable[int], ends: dict[str, int]) -> list[Group]:
         """Go to a checkpoint's books; returns the live groups that it does not know as live.
@@ -240,7 +240,7 @@ class Books:
         again = {name: Group(group=name, attempt=self._next_attempt(name)) for name in wanted - kept.keys()}
         self.groups = kept | again
         self._places = Counter(group.place for group in self.groups.values())
-        self.ends = Counter({End(name): number for name, number in ends.items()})
+        self.ends = Counter({StreamEnd(name): number for name, number in ends.items()})
         return abandoned
 
     def _remember(self, group: Group) -> None:
@@ -252,16 +252,20 @@ class Books:
 
     def _expected(self, name: int, attempt: int) -> Group | None:
         group = self.groups.get(name)
-        if group is None or group.attempt != attempt or group.place not in (Place.ISSUED, Place.RUNNING):
+        if (
+            group is None
+            or group.attempt != attempt
+            or group.place not in (GroupPlace.ISSUED, GroupPlace.RUNNING)
+        ):
             return None
         return group
 
-    def _move(self, group: Group, place: Place) -> None:
+    def _move(self, group: Group, place: GroupPlace) -> None:
         self._places[group.place] -= 1
         self._places[place] += 1
         group.place = place
 
-    def _at(self, place: Place) -> list[Group]:
+    def _at(self, place: GroupPlace) -> list[Group]:
         if not self._places[place]:
             return []
         return [group for group in self.groups.values() if group.place is place]

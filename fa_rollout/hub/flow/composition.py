@@ -12,7 +12,7 @@ from trainer_hook.record import UNKNOWN_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyGroup:
     """A committed group."""
 
     group: int
@@ -20,7 +20,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningGroup:
     """A group that an engine works on."""
 
     group: int
@@ -46,7 +46,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class BatchWait:
     """No batch yet; `reason` is for people."""
 
     reason: str
@@ -68,14 +68,14 @@ def may_train(rules: Rules, version: int, oldest_version: int) -> bool:
     return rules.policy in ("keep", "mask") or not is_stale(rules, version, oldest_version)
 
 
-def overdue(rules: Rules, version: int, ready: Iterable[Ready]) -> tuple[int, ...]:
+def overdue(rules: Rules, version: int, ready: Iterable[ReadyGroup]) -> tuple[int, ...]:
     """Committed groups that passed the bound and may not be trained any more; none where they are kept."""
     if rules.policy in ("keep", "mask"):
         return ()
     return tuple(r.group for r in ready if is_stale(rules, version, r.oldest_version))
 
 
-def hopeless(rules: Rules, training_version: int, running: Iterable[Running]) -> tuple[int, ...]:
+def hopeless(rules: Rules, training_version: int, running: Iterable[RunningGroup]) -> tuple[int, ...]:
     """Running groups that no step can train within the bound any more, where the policy gives such ones up.
 
     Args:
@@ -94,10 +94,10 @@ def compose(
     *,
     version: int,
     handed_since_publication: int,
-    ready: Sequence[Ready],
-    running: Sequence[Running],
+    ready: Sequence[ReadyGroup],
+    running: Sequence[RunningGroup],
     more_to_come: bool,
-) -> Close | Wait:
+) -> Close | BatchWait:
     """Close the next batch, or say what it waits for.
 
     Args:
@@ -107,18 +107,20 @@ def compose(
     """
     if len(ready) < rules.groups_per_step and (more_to_come or not ready):
         found = f"{len(ready)} of {rules.groups_per_step} groups are ready"
-        return Wait(reason=f"{found}, {len(running)} are in progress")
+        return BatchWait(reason=f"{found}, {len(running)} are in progress")
     oldest_first = sorted(ready, key=lambda r: (r.oldest_version, r.group))
     chosen, left = oldest_first[: rules.groups_per_step], oldest_first[rules.groups_per_step :]
     if rules.policy == "wait":
         late = _late(rules, version, handed_since_publication + len(chosen), left, running)
         if late:
-            return Wait(reason=f"{len(late)} running groups must not be overtaken, the oldest is {min(late)}")
+            return BatchWait(
+                reason=f"{len(late)} running groups must not be overtaken, the oldest is {min(late)}"
+            )
     return Close(groups=tuple(r.group for r in chosen))
 
 
 def _late(
-    rules: Rules, version: int, handed: int, left: Sequence[Ready], running: Sequence[Running]
+    rules: Rules, version: int, handed: int, left: Sequence[ReadyGroup], running: Sequence[RunningGroup]
 ) -> list[int]:
     """Running groups that could not all be trained within the bound if the batch closed without them.
 

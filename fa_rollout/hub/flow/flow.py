@@ -93,7 +93,7 @@ class Flow:
         self.config = config
         self.books = Books(stream)
         self.table = table
-        self.window = admission.Window(
+        self.window = admission.AdmissionWindow(
             staleness=rollout.staleness,
             groups_per_version=groups_per_version,
             groups_per_step=rollout.groups_per_step,
@@ -229,7 +229,7 @@ class Flow:
         counts = self.books.counts()
         return not counts.live and not counts.queued
 
-    def compose(self) -> Step | composition.Wait:
+    def compose(self) -> Step | composition.BatchWait:
         """Close the next step, or say what it waits for. Overdue groups are settled on the way."""
         if self.recording is not None:
             return self._compose_as(self.recording)
@@ -248,16 +248,16 @@ class Flow:
             running=self.ageing.running(),
             more_to_come=more_to_come,
         )
-        if isinstance(decision, composition.Wait):
+        if isinstance(decision, composition.BatchWait):
             return decision
         return self._close(decision.groups)
 
-    def _compose_as(self, recording: Recording) -> Step | composition.Wait:
+    def _compose_as(self, recording: Recording) -> Step | composition.BatchWait:
         for group in self.books.committed():
             if group.group not in recording.groups:
                 self.ageing.drop(group, "the recorded run did not train it")
         decision = recording.compose(self.step, self.books)
-        return decision if isinstance(decision, composition.Wait) else self._close(decision.groups)
+        return decision if isinstance(decision, composition.BatchWait) else self._close(decision.groups)
 
     def take_hopeless(self) -> list[int]:
         """Groups that the generator is to stop, since no step can train them any more; each sweep once."""

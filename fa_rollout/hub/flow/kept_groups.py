@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fa_rollout.hub.flow import composition
-from fa_rollout.hub.flow.books import Books, Place
+from fa_rollout.hub.flow.books import Books, GroupPlace
 from trainer_hook.messages import Assignment, KeptEntry, KeptKind
 from trainer_hook.record import UNKNOWN_VERSION
 
-_WAITING = (Place.QUEUED, Place.ISSUED, Place.RUNNING)
+_WAITING = (GroupPlace.QUEUED, GroupPlace.ISSUED, GroupPlace.RUNNING)
 
 
 class Kept:
@@ -39,7 +39,7 @@ class Kept:
         for entry in by_worth:  # of two for one group the later stays
             group = self._books.groups.get(entry.group)
             is_known = entry.oldest_version > UNKNOWN_VERSION and entry.newest_version <= version
-            if group is not None and group.place is Place.QUEUED and is_known:
+            if group is not None and group.place is GroupPlace.QUEUED and is_known:
                 self._entries[entry.group] = entry
                 group.kept_version = entry.oldest_version
         self._remove_if_empty()

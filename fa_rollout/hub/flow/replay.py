@@ -24,14 +24,14 @@ class Recording:
     groups: frozenset[int]
     """All that were trained."""
 
-    def compose(self, step: int, books: Books) -> composition.Close | composition.Wait:
+    def compose(self, step: int, books: Books) -> composition.Close | composition.BatchWait:
         """Close a step with the groups that it had, as soon as all of them are committed."""
         recorded = self.steps.get(step)
         if recorded is None:
-            return composition.Wait(reason=f"step {step}, which the recorded run does not have")
+            return composition.BatchWait(reason=f"step {step}, which the recorded run does not have")
         missing = [name for name in recorded.groups if not books.is_committed(name)]
         if missing:
-            return composition.Wait(reason=f"{len(missing)} recorded groups, the first is {missing[0]}")
+            return composition.BatchWait(reason=f"{len(missing)} recorded groups, the first is {missing[0]}")
         return composition.Close(groups=tuple(recorded.groups))
 
     def obstacle(self, step: int, books: Books) -> str | None:

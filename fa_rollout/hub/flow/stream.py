@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class End(StrEnum):
+class StreamEnd(StrEnum):
     """How a group is settled."""
 
     TRAINED = "trained"
@@ -39,7 +39,7 @@ class Source(Protocol):
     def locate(self, group: int) -> tuple[int, int]:
         """(epoch, row of the data) of a group."""
 
-    def settled(self, group: int, end: End) -> None:
+    def settled(self, group: int, end: StreamEnd) -> None:
         """The group will not be issued again."""
 
 
@@ -72,5 +72,5 @@ class Stream:
             self._order = (epoch, self.order(epoch))
         return epoch, int(self._order[1][position])
 
-    def settled(self, group: int, end: End) -> None:
+    def settled(self, group: int, end: StreamEnd) -> None:
         """Rows stay where they are."""

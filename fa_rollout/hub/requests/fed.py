@@ -8,7 +8,7 @@ life; of every group that ends untrained the launcher is told once.
 from fa_rollout.account import events
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
-from fa_rollout.hub.flow.stream import End
+from fa_rollout.hub.flow.stream import StreamEnd
 from trainer_hook import messages as m
 
 
@@ -21,7 +21,7 @@ class FedStream:
     def __init__(self) -> None:
         self._num_fed = 0
         self._payloads: dict[int, bytes] = {}
-        self._untrained: list[tuple[int, End]] = []
+        self._untrained: list[tuple[int, StreamEnd]] = []
 
     @property
     def length(self) -> int:
@@ -42,13 +42,13 @@ class FedStream:
         """There is one epoch, and its rows are the groups."""
         return 0, group
 
-    def settled(self, group: int, end: End) -> None:
+    def settled(self, group: int, end: StreamEnd) -> None:
         """Forget the payload."""
         del self._payloads[group]
-        if end is not End.TRAINED:
+        if end is not StreamEnd.TRAINED:
             self._untrained.append((group, end))
 
-    def take_untrained(self) -> list[tuple[int, End]]:
+    def take_untrained(self) -> list[tuple[int, StreamEnd]]:
         """Groups that ended untrained since the last call."""
         ended, self._untrained = self._untrained, []
         return ended

@@ -30,7 +30,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(slots=True)
-class Connection:
+class HubConnection:
     """A connected rank or observer."""
 
     channel: Channel
@@ -58,7 +58,7 @@ class Reception:
         self._run = run
         self._token = token
         self._ring_fd = ring_fd
-        self._connections: dict[Channel, Connection] = {}
+        self._connections: dict[Channel, HubConnection] = {}
         self._tells_again_s = 0.0
         self.observers = Observers(hub.core, selector)
         selector.watch(listener, self._accept)
@@ -86,7 +86,7 @@ class Reception:
             return
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._turn_away_oldest(min(MAX_STRANGERS, limit // (2 * _STRANGERS_SHARE)))
-        connection = Connection(channel=channel, since_s=time.monotonic(), pidfd=channel.peer_pidfd)
+        connection = HubConnection(channel=channel, since_s=time.monotonic(), pidfd=channel.peer_pidfd)
         self._connections[channel] = connection
         self._selector.watch(channel, lambda: self._read(connection))
         if connection.pidfd is not None:
@@ -106,7 +106,7 @@ class Reception:
             self._tells_again_s = now_s + _TOLD_EVERY_S
             self._hub.core.warn(text)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: HubConnection) -> None:
         try:
             for payload in connection.channel.read_ready():
                 self._handle(connection, m.decode(payload))
@@ -115,7 +115,7 @@ class Reception:
         except (ChannelError, LeaseError) as error:
             self._expel(connection, str(error))
 
-    def _handle(self, connection: Connection, message: m.Message) -> None:
+    def _handle(self, connection: HubConnection, message: m.Message) -> None:
         if connection.rank is not None:
             self._hub.ranks.from_rank(connection.rank, message)
         elif connection.is_observer and isinstance(message, m.QuerySnapshot):
@@ -128,12 +128,12 @@ class Reception:
         else:
             raise ChannelError(f"the first message must be Hello, found {type(message).__name__}")
 
-    def _answer(self, connection: Connection, message: m.Message) -> None:
+    def _answer(self, connection: HubConnection, message: m.Message) -> None:
         """An answer that took its time: who asked may be gone."""
         if connection.channel in self._connections:
             self._selector.send(connection.channel, message)
 
-    def _greet(self, connection: Connection, hello: m.Hello) -> None:
+    def _greet(self, connection: HubConnection, hello: m.Hello) -> None:
         stranger = self._stranger(hello)
         if stranger is not None:
             self._refuse(connection, "HandshakeRefused", stranger)
@@ -165,12 +165,12 @@ class Reception:
             return "hub and trainer must have one record schema: install one release of fa_rollout for both"
         return None
 
-    def _refuse(self, connection: Connection, error: str, text: str) -> None:
+    def _refuse(self, connection: HubConnection, error: str, text: str) -> None:
         self._selector.send(connection.channel, m.Refused(error=error, text=text))
         self._selector.flush()
         self._drop(connection)
 
-    def _expel(self, connection: Connection, text: str) -> None:
+    def _expel(self, connection: HubConnection, text: str) -> None:
         """A peer broke the protocol; the records of a rank stay until it ends, since it may read them."""
         if connection.rank is None or connection.pidfd is None:
             self._refuse(connection, "ChannelError", text)
@@ -182,7 +182,7 @@ class Reception:
         connection.is_expelled = True
         self._hub.ranks.gone(connection.rank, keeps_leases=True)
 
-    def _peer_died(self, connection: Connection) -> None:
+    def _peer_died(self, connection: HubConnection) -> None:
         if connection.is_expelled:
             self._drop(connection)
             return
@@ -190,7 +190,7 @@ class Reception:
         while connection.channel in self._connections:
             self._read(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HubConnection) -> None:
         if self._connections.pop(connection.channel, None) is None:
             return
         self._selector.unwatch(connection.channel)

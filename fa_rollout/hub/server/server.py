@@ -44,7 +44,7 @@ POISON = 0xDB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class HubEnding:
     """How the run ends, and when at the latest."""
 
     exit_code: int
@@ -110,7 +110,7 @@ class Server:
             token=token,
             ring_fd=self._segment.open_reader(),
         )
-        self._ending: Ending | None = None
+        self._ending: HubEnding | None = None
         self._is_generator_dismissed = False
         self._directory = directory
         self._is_orphan = False
@@ -168,7 +168,9 @@ class Server:
         if self._ending is None:
             now_s = time.monotonic()
             ranks_by_s = now_s + RANKS_SHARE * grace_s if exit_code == 0 else now_s
-            self._ending = Ending(exit_code=exit_code, text=text, ranks_by_s=ranks_by_s, by_s=now_s + grace_s)
+            self._ending = HubEnding(
+                exit_code=exit_code, text=text, ranks_by_s=ranks_by_s, by_s=now_s + grace_s
+            )
             self._life.next_start_s = None
             self._life.dismiss_spare()
             self._hub.stop(text)

@@ -13,7 +13,7 @@ import msgspec
 from fa_rollout.account import events
 from fa_rollout.account.events import Note
 from fa_rollout.config import Config
-from fa_rollout.hub.flow.composition import Wait
+from fa_rollout.hub.flow.composition import BatchWait
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.state.delivery import Terms, assignment, cut
 from fa_rollout.hub.state.world import Attachment, Key, World
@@ -94,19 +94,19 @@ class Steps:
         """Whether the oldest open step waits for this rank."""
         return self.next_step(rank) == min(self._open, default=None)
 
-    def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> Wait | None:
+    def serve(self, rank: Attachment, flow: Flow, table: RingTable) -> BatchWait | None:
         """Answer a waiting rank if that can be done now; else what it waits for."""
         assert rank.waiting is not None
         request, number = rank.waiting.request, rank.waiting.step
         opened = self._open.get(number)
         if opened is None:
             if self.is_full:
-                return Wait(reason=self.oldest_end)
+                return BatchWait(reason=self.oldest_end)
             if number != flow.step:
                 self._refuse(rank, f"rank asks for step {number}, the run stands at step {flow.step}")
                 return None
             composed = self._compose(flow, table)
-            if isinstance(composed, Wait | None):
+            if isinstance(composed, BatchWait | None):
                 return composed
             opened = composed
         if rank.key in opened.outcomes:
@@ -153,9 +153,9 @@ class Steps:
         flow.returned(step)
         self._note(events.StepReturned(step=step.step, groups=step.names))
 
-    def _compose(self, flow: Flow, table: RingTable) -> _Open | Wait | None:
+    def _compose(self, flow: Flow, table: RingTable) -> _Open | BatchWait | None:
         step = flow.compose()
-        if isinstance(step, Wait):
+        if isinstance(step, BatchWait):
             return step
         try:
             batches = self._cut(step, flow)

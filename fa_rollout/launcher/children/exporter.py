@@ -18,7 +18,7 @@ MAX_RESTARTS = 3
 _RESTART_AFTER_S = 2.0
 
 
-class Exporter:
+class ExporterProcess:
     """Keeps one metrics process alive."""
 
     def __init__(

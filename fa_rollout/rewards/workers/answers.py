@@ -1,17 +1,17 @@
 """What a worker answers, as bytes without power: the user's function runs there, and maybe a model's code.
 
-In: `Ready`, `Refused` or `Done`. Out: the same in the runner. Invariant: nothing but numbers and texts
-of these forms is made of the bytes; others raise.
+In: `WorkerReady`, `WorkerRefused` or `Done`. Out: the same in the runner. Invariant: nothing but numbers and
+texts of these forms is made of the bytes; others raise.
 """
 
 import msgspec
 import numpy as np
 
-from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.function import FunctionKind
 from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed, RewardOutcome, Scored
-from fa_rollout.rewards.workers.protocol import Done, Ready, Refused
+from fa_rollout.rewards.workers.protocol import Done, WorkerReady, WorkerRefused
 
-Answer = Done | Ready | Refused
+Answer = Done | WorkerReady | WorkerRefused
 BadAnswer = msgspec.DecodeError
 """Raised by `decode`."""
 
@@ -33,7 +33,7 @@ class _Done(msgspec.Struct, tag="done", kw_only=True):
 
 
 class _Ready(msgspec.Struct, tag="ready", kw_only=True):
-    kind: Kind
+    kind: FunctionKind
 
 
 class _Refused(msgspec.Struct, tag="refused", kw_only=True):
@@ -47,9 +47,9 @@ _decoder = msgspec.msgpack.Decoder(_Done | _Ready | _Refused)
 def encode(answer: Answer) -> bytes:
     """Bytes for `decode`."""
     match answer:
-        case Ready():
+        case WorkerReady():
             return _encoder.encode(_Ready(kind=answer.kind))
-        case Refused():
+        case WorkerRefused():
             return _encoder.encode(_Refused(text=answer.text))
     outcomes = answer.outcomes
     plain = _plain(outcomes) if isinstance(outcomes, RewardFailed) else [_plain(one) for one in outcomes]
@@ -65,9 +65,9 @@ def decode(data: bytes) -> Answer:
     answer = _decoder.decode(data)
     match answer:
         case _Ready():
-            return Ready(answer.kind)
+            return WorkerReady(answer.kind)
         case _Refused():
-            return Refused(answer.text)
+            return WorkerRefused(answer.text)
     return Done(_outcomes(answer.outcomes), answer.elapsed_s)
 
 

@@ -8,7 +8,7 @@ from fa_rollout.sample import Sample
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ScoringJob:
     """One group to be scored."""
 
     outcomes: list[RewardOutcome | None]
@@ -29,7 +29,7 @@ class Item:
 
     ticket: int
     """Rises with age: a smaller one came first."""
-    job: Job
+    job: ScoringJob
     first: int
     """Index in the job of the first of its samples."""
     samples: list[Sample]

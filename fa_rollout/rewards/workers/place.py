@@ -21,7 +21,7 @@ MAX_DEATHS = 2
 MAX_BACKOFF_S = 5.0
 
 
-class Verdict(StrEnum):
+class WorkerVerdict(StrEnum):
     """What a live worker needs."""
 
     FINE = "fine"
@@ -33,13 +33,13 @@ class Verdict(StrEnum):
     """It has not loaded the function in time."""
 
 
-def judge(ready: bool, num_held: int, *, running_s: float, timeout_s: float) -> Verdict:
+def judge(ready: bool, num_held: int, *, running_s: float, timeout_s: float) -> WorkerVerdict:
     """What a worker needs that has been on its item, or on its start, for `running_s`."""
     if not ready:
-        return Verdict.NOT_LOADED if running_s > START_TIMEOUT_S else Verdict.FINE
+        return WorkerVerdict.NOT_LOADED if running_s > START_TIMEOUT_S else WorkerVerdict.FINE
     if num_held and running_s > timeout_s:
-        return Verdict.OVERDUE
-    return Verdict.BEHIND if num_held > 1 and running_s > SLOW_S else Verdict.FINE
+        return WorkerVerdict.OVERDUE
+    return WorkerVerdict.BEHIND if num_held > 1 and running_s > SLOW_S else WorkerVerdict.FINE
 
 
 def next_window(window: int, elapsed_s: float) -> int:
@@ -55,7 +55,7 @@ def backoff_s(num_deaths: int) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class WorkerPlace:
     """Where a worker lives; when it dies the next one moves in."""
 
     process: WorkerProcess | None = None
@@ -96,7 +96,7 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Ending:
+class WorkerEnding:
     """A killed worker until it is reaped, and what it held."""
 
     process: WorkerProcess

@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Iterable
 
 from fa_rollout.config import ConfigError
-from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.function import FunctionKind
 from fa_rollout.rewards.outcomes import FailureReason, RewardFailed, RewardOutcome, RewardsLost
 from fa_rollout.rewards.workers import wire
-from fa_rollout.rewards.workers.item import Item, Job
-from fa_rollout.rewards.workers.place import Ending, Place, Verdict, judge, next_window
+from fa_rollout.rewards.workers.item import Item, ScoringJob
+from fa_rollout.rewards.workers.place import WorkerEnding, WorkerPlace, WorkerVerdict, judge, next_window
 from fa_rollout.rewards.workers.process import Death, WorkerProcess
-from fa_rollout.rewards.workers.protocol import Done, Ready, Refused, Setup
+from fa_rollout.rewards.workers.protocol import Done, WorkerReady, WorkerRefused, WorkerSetup
 from fa_rollout.sample import Sample
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,12 @@ class RewardWorkersLost(RewardsLost):
 class WorkerPool:
     """A fixed number of worker processes, on one event loop."""
 
-    def __init__(self, setup: Setup, *, num_workers: int, timeout_s: float) -> None:
+    def __init__(self, setup: WorkerSetup, *, num_workers: int, timeout_s: float) -> None:
         self._setup = setup
         self._timeout_s = timeout_s
-        self._places = [Place() for _ in range(num_workers)]
+        self._places = [WorkerPlace() for _ in range(num_workers)]
         self._queue: deque[Item] = deque()
-        self._endings: list[Ending] = []
+        self._endings: list[WorkerEnding] = []
         self._num_tickets = 0
         self.num_restarts = 0
         """Workers that replaced others."""
@@ -55,11 +55,11 @@ class WorkerPool:
         """Time that workers spent in the function, all together."""
         self._open = False
         self._supervisor: asyncio.Task[None] | None = None
-        self._started: asyncio.Future[Kind]
+        self._started: asyncio.Future[FunctionKind]
         self._has_started = False
         self._lost: RewardWorkersLost | None = None
 
-    async def start(self) -> Kind:
+    async def start(self) -> FunctionKind:
         """Start the workers; returns when each has loaded the function, with how it wants to be called.
 
         Raises:
@@ -112,7 +112,7 @@ class WorkerPool:
         if self._lost is not None:
             raise self._lost
         future = asyncio.get_running_loop().create_future()
-        job = Job(outcomes=[None] * len(samples), future=future, num_left=len(samples))
+        job = ScoringJob(outcomes=[None] * len(samples), future=future, num_left=len(samples))
         first = 0
         for call in self._setup.shape.items(samples):
             self._enqueue(call, job, first)
@@ -122,7 +122,7 @@ class WorkerPool:
             await future
         return [outcome for outcome in job.outcomes if outcome is not None]
 
-    def _enqueue(self, samples: list[Sample], job: Job, first: int) -> None:
+    def _enqueue(self, samples: list[Sample], job: ScoringJob, first: int) -> None:
         self._num_tickets += 1
         item = Item(ticket=self._num_tickets, job=job, first=first, samples=samples)
         if not self._open:
@@ -133,7 +133,7 @@ class WorkerPool:
     def _feed(self) -> None:
         """Send waiting items to workers with room, the oldest to the one with the least before it."""
         while self._queue:
-            place = min(filter(Place.has_room, self._places), key=lambda p: len(p.items), default=None)
+            place = min(filter(WorkerPlace.has_room, self._places), key=lambda p: len(p.items), default=None)
             if place is None or place.process is None:
                 return
             item = self._queue[0]
@@ -170,21 +170,21 @@ class WorkerPool:
         self._queue.clear()
         return found
 
-    def _on_readable(self, place: Place) -> None:
+    def _on_readable(self, place: WorkerPlace) -> None:
         try:
             self._on_answers(place)
         # A fault of this package: unless it is passed on, those who wait would never be told.
         except Exception as error:
             self._give_up(f"an answer of a reward worker cannot be read: {error!r}", error)
 
-    def _on_answers(self, place: Place) -> None:
+    def _on_answers(self, place: WorkerPlace) -> None:
         """Take in whatever a worker has sent."""
         assert place.process is not None
         for ticket, answer in place.process.receive():
             match answer:
-                case Ready(kind):
+                case WorkerReady(kind):
                     self._on_ready(place, kind)
-                case Refused(text):
+                case WorkerRefused(text):
                     self._on_failed_start(place, text)
                     return
                 case Done(outcomes, elapsed_s):
@@ -195,7 +195,7 @@ class WorkerPool:
                     place.window = next_window(place.window, elapsed_s)
         self._feed()
 
-    def _on_ready(self, place: Place, kind: Kind) -> None:
+    def _on_ready(self, place: WorkerPlace, kind: FunctionKind) -> None:
         place.ready = True
         place.num_failed_starts = 0
         if not self._started.done() and all(p.ready for p in self._places):
@@ -222,21 +222,21 @@ class WorkerPool:
         self._reap()
         self._feed()
 
-    def _look_after(self, place: Place, process: WorkerProcess, now_s: float) -> None:
+    def _look_after(self, place: WorkerPlace, process: WorkerProcess, now_s: float) -> None:
         if (death := process.died()) is not None:
             self._on_death(place, process, death)
             return
         running_s = now_s - place.since_s
         match judge(place.ready, len(place.items), running_s=running_s, timeout_s=self._timeout_s):
-            case Verdict.NOT_LOADED:
+            case WorkerVerdict.NOT_LOADED:
                 self._on_failed_start(place, f"the function was not loaded in {running_s:.0f} s")
-            case Verdict.OVERDUE:
+            case WorkerVerdict.OVERDUE:
                 self._end(place, "a reward ran too long", overdue=next(iter(place.items.values())))
-            case Verdict.BEHIND:
+            case WorkerVerdict.BEHIND:
                 place.window = 1
                 self._requeue([place.items.pop(ticket) for ticket in process.take_back()])
 
-    def _on_death(self, place: Place, process: WorkerProcess, death: Death) -> None:
+    def _on_death(self, place: WorkerPlace, process: WorkerProcess, death: Death) -> None:
         self._on_answers(place)
         if place.process is not process:
             return
@@ -248,7 +248,7 @@ class WorkerPool:
         self._end(place, death.text)
         place.back_off(time.monotonic())
 
-    def _move_in(self, place: Place) -> None:
+    def _move_in(self, place: WorkerPlace) -> None:
         place.since_s = time.monotonic()
         try:
             place.process = WorkerProcess(self._setup)
@@ -257,7 +257,7 @@ class WorkerPool:
             return
         asyncio.get_running_loop().add_reader(place.process.channel, self._on_readable, place)
 
-    def _on_failed_start(self, place: Place, text: str, *, by_signal: bool = False) -> None:
+    def _on_failed_start(self, place: WorkerPlace, text: str, *, by_signal: bool = False) -> None:
         """What fails by itself at the very start would fail again; what was killed may not be."""
         if place.process is not None:
             self._end(place, text)
@@ -281,13 +281,13 @@ class WorkerPool:
             if not item.job.future.done():
                 item.job.future.set_exception(self._lost)
 
-    def _end(self, place: Place, cause: str, overdue: Item | None = None) -> None:
+    def _end(self, place: WorkerPlace, cause: str, overdue: Item | None = None) -> None:
         """Kill a worker and free its place; its items are settled when it is gone for certain."""
         process = place.process
         assert process is not None
         asyncio.get_running_loop().remove_reader(process.channel)
         process.kill()
-        self._endings.append(Ending(process, place.take_away(), cause, overdue))
+        self._endings.append(WorkerEnding(process, place.take_away(), cause, overdue))
 
     def _reap(self) -> bool:
         """Settle what the workers held that are gone now; whether some are not yet."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from fa_rollout.process.child import ChildProcess
 from fa_rollout.rewards.workers import answers, wire
-from fa_rollout.rewards.workers.protocol import Setup
-from fa_rollout.user_code.place import Place, innermost
+from fa_rollout.rewards.workers.protocol import WorkerSetup
+from fa_rollout.user_code.place import CodePlace, innermost
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """Of faulthandler, the innermost first."""
@@ -40,7 +40,7 @@ class Death:
 class WorkerProcess:
     """One live worker, in a session and process group of its own."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Start a fresh interpreter; it answers `Ready` or `Refused` under ticket 0.
 
         Raises:
@@ -126,10 +126,10 @@ class WorkerProcess:
             self._process.kill()  # the kernel then kills the worker
         return False
 
-    def last_place(self) -> Place | None:
+    def last_place(self) -> CodePlace | None:
         """Where the worker was when it was killed."""
         words = os.pread(self._words, _MAX_WORDS, 0).decode(errors="replace")
-        frames = [Place(file, int(line), name) for file, line, name in _FRAME.findall(words)]
+        frames = [CodePlace(file, int(line), name) for file, line, name in _FRAME.findall(words)]
         return innermost(reversed(frames))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a runner and its workers say: `Setup` down, `Ready` or `Refused` up; then lists of samples and `Done`.
+"""Messages of a runner and its workers: `WorkerSetup`; `WorkerReady` or `WorkerRefused`; samples, `Done`.
 
 Not in the worker's own module: that one is called `__main__` in the worker, and pickle goes by name.
 """
@@ -6,12 +6,12 @@ Not in the worker's own module: that one is called `__main__` in the worker, and
 from dataclasses import dataclass
 
 from fa_rollout.rewards.call import Shape
-from fa_rollout.rewards.function import Kind
+from fa_rollout.rewards.function import FunctionKind
 from fa_rollout.rewards.outcomes import Outcomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class WorkerSetup:
     """First message to a worker."""
 
     function: str | bytes
@@ -22,14 +22,14 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """The function is loaded."""
 
-    kind: Kind
+    kind: FunctionKind
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WorkerRefused:
     """The function cannot be loaded."""
 
     text: str

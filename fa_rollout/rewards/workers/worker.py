@@ -1,8 +1,9 @@
 """A reward worker: a fresh interpreter that calls the user's function on its main thread, one item at a time.
 
-In: `Setup`, then lists of samples, over an inherited socket. Out: `Ready` or `Refused`, then `Done` for each
-list, in order. It is no daemon in multiprocessing's sense: the function may use `signal.alarm`, start threads
-and open process pools. Its nurse sees that neither it nor anything that it starts outlives the runner.
+In: `WorkerSetup`, then lists of samples, over an inherited socket. Out: `WorkerReady` or `WorkerRefused`,
+then `Done` for each list, in order. It is no daemon in multiprocessing's sense: the function may use
+`signal.alarm`, start threads and open process pools. Its nurse sees that neither it nor anything that it
+starts outlives the runner.
 """
 
 import faulthandler
@@ -18,7 +19,7 @@ from fa_rollout.rewards.call import Shape, raised
 from fa_rollout.rewards.function import RewardFunction, kind_of, load
 from fa_rollout.rewards.outcomes import FailureReason, Outcomes, RewardFailed
 from fa_rollout.rewards.workers import answers, wire
-from fa_rollout.rewards.workers.protocol import Done, Ready, Refused, Setup
+from fa_rollout.rewards.workers.protocol import Done, WorkerReady, WorkerRefused, WorkerSetup
 from fa_rollout.sample import Sample
 
 
@@ -35,14 +36,14 @@ def _serve(channel: socket.socket) -> None:
     first = wire.receive(channel)
     if first is None:
         return
-    setup: Setup = wire.load(first[1])
+    setup: WorkerSetup = wire.load(first[1])
     sys.path[:] = setup.sys_path
     try:
         function = load(setup.function)
     except ConfigError as error:
-        wire.send(channel, 0, answers.encode(Refused(str(error))))
+        wire.send(channel, 0, answers.encode(WorkerRefused(str(error))))
         return
-    wire.send(channel, 0, answers.encode(Ready(kind_of(function))))
+    wire.send(channel, 0, answers.encode(WorkerReady(kind_of(function))))
     while (message := wire.receive(channel)) is not None:
         ticket, payload = message
         start = time.monotonic()

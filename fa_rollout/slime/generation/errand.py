@@ -74,7 +74,7 @@ def current() -> Errand:
     return errand
 
 
-class Places:
+class ErrandPlaces:
     """Stands where slime's semaphore of samples stands: places are given out across groups, oldest first."""
 
     async def __aenter__(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_rollout.client.wire.completion import Completion
-from fa_rollout.generator.turns.ending import Ending
+from fa_rollout.generator.turns.ending import AnswerEnding
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.slime.generation.errand import Errand, current, engines_at_work
@@ -151,7 +151,7 @@ class FastGenerate:
     def _finish(self, sample: Any, before: Before, budget: dict[str, Any], turn: Turn) -> None:
         """Where the turn ends the sample ends, unless an earlier piece and this one make an end together."""
         num_tokens = before.num_tokens + len(turn.output_ids)
-        end = Ending(num_tokens - before.answer, turn.finish_reason)
+        end = AnswerEnding(num_tokens - before.answer, turn.finish_reason)
         if before.is_partial:
             cut(sample, num_tokens)
             end = self._whole.end(sample, before, budget, seam=before.num_tokens) or end

@@ -22,7 +22,7 @@ from fa_rollout.process.own_threads import in_thread
 from fa_rollout.slime.arguments import takes_fast_path
 from fa_rollout.slime.generation.loop import SlimeGenerator
 from fa_rollout.slime.options import Options
-from fa_rollout.slime.wire import Setup
+from fa_rollout.slime.wire import SlimeSetup
 from shm.ring.segment import Segment
 from trainer_hook.record import schema_fingerprint
 
@@ -35,7 +35,7 @@ async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncEx
     """
     run, config = await read_run(link, life, stack)
     resume = await link.resume()
-    setup = msgspec.msgpack.decode(resume.payload, type=Setup)
+    setup = msgspec.msgpack.decode(resume.payload, type=SlimeSetup)
     args = pickle.loads(setup.args)
     options = msgspec.convert(setup.options, Options)
     # Ray actors that post for slime cannot be reached from outside of Ray.

@@ -29,7 +29,7 @@ from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.process.own_threads import in_thread
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import num_engines, shows_samples
-from fa_rollout.slime.generation.errand import Places
+from fa_rollout.slime.generation.errand import ErrandPlaces
 from fa_rollout.slime.generation.fast import EarlyStart, FastGenerate
 from fa_rollout.slime.generation.runner import SlimeRunner
 from fa_rollout.slime.generation.transport import Transport
@@ -121,7 +121,7 @@ class SlimeGenerator(ServingGenerator):
             raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
         state = await in_thread(slime.sglang_rollout.GenerateState, self._args)
         self._set_up(slime, state.tokenizer)
-        slime.sglang_rollout.GenerateState(self._args).semaphore = Places()
+        slime.sglang_rollout.GenerateState(self._args).semaphore = ErrandPlaces()
         # torch and transformers stay for good: no collection shall walk their million objects again.
         gc.freeze()
         gc.set_threshold(20_000, 10, 1_000)  # samples and their traces are many small objects without cycles

@@ -31,7 +31,7 @@ from fa_rollout.generator.base.errors import SampleFailed
 from fa_rollout.generator.base.tasks import first_error
 from fa_rollout.generator.records.outbox import Outbox
 from fa_rollout.generator.rollouts.execution import Slot
-from fa_rollout.generator.turns.job import Ending, Job
+from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.slime.generation.errand import ERRAND, Errand
@@ -111,7 +111,9 @@ class SlimeRunner:
         """Take what was fed for these groups."""
         self._prompts.update(zip((a.group for a in groups), payloads, strict=True))
 
-    async def run(self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]) -> Ending | None:
+    async def run(
+        self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]
+    ) -> GroupEnding | None:
         """Carry a group out; None when it is committed, or filtered and told so.
 
         Raises:
@@ -126,7 +128,7 @@ class SlimeRunner:
         except (EndlessRejection, EngineUnavailable):
             raise
         except UserCodeTimedOut as error:
-            return Ending(outcome=Settlement.FAILED, reason=str(error))
+            return GroupEnding(outcome=Settlement.FAILED, reason=str(error))
         except Exception as error:  # slime's mistakes and ours too; see the table above
             return self._raised(job, error)
         return None
@@ -256,7 +258,7 @@ class SlimeRunner:
         )
         return True
 
-    def _raised(self, job: Job, error: Exception) -> Ending:
+    def _raised(self, job: Job, error: Exception) -> GroupEnding:
         attempt = job.assignment.attempt + 1
         text = tellable(told(error)) if not isinstance(error, UserCodeFailed) else tellable(str(error))
         if self._options.on_error == "raise" or attempt >= self._options.max_attempts:
@@ -265,7 +267,7 @@ class SlimeRunner:
                 f"(with fa_rollout_on_error = retry a group starts again):\n{text}"
             ) from error
         self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
-        return Ending(outcome=Settlement.RETURNED, reason=text)
+        return GroupEnding(outcome=Settlement.RETURNED, reason=text)
 
 
 def _is_of_unknown_version(errand: Errand, made: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fa_rollout.data.tokenizer import END_OF_MESSAGE
-from fa_rollout.generator.turns.ending import Ending, Ends
+from fa_rollout.generator.turns.ending import AnswerEnding, Ends
 from fa_rollout.generator.turns.sampling import Params, can_be_continued, texts_of
 from fa_rollout.sample import FinishReason, IntArray
 from fa_rollout.slime.upstream import Upstream
@@ -62,13 +62,13 @@ class Whole:
         """Whether an abort left it in the middle of an answer."""
         return bool(sample.status == self._status.ABORTED)
 
-    def end(self, sample: Any, before: Before, params: Params, *, seam: int) -> Ending | None:
+    def end(self, sample: Any, before: Before, params: Params, *, seam: int) -> AnswerEnding | None:
         """Where the answer ends, in tokens of it; `params` have the budget of the whole response."""
         ids = response_ids(sample)[before.answer :]
         rest = params | {"max_new_tokens": params["max_new_tokens"] - before.answer}
         return self._ends.find(ids, rest, seam=seam - before.answer)
 
-    def finish(self, sample: Any, before: Before, params: Params, end: Ending | None) -> None:
+    def finish(self, sample: Any, before: Before, params: Params, end: AnswerEnding | None) -> None:
         """Cut a sample at the end of its answer, where that is known, and spell the answer at once."""
         if end is not None:
             cut(sample, before.answer + end.num_tokens)

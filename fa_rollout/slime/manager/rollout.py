@@ -9,11 +9,11 @@ from typing import Any
 
 from fa_rollout.config import ConfigError
 from fa_rollout.slime import upstream
-from fa_rollout.slime.manager.run import Rollout, Run, first_index
+from fa_rollout.slime.manager.run import SlimeRollout, SlimeRun, first_index
 from fa_rollout.slime.options import read_options
 from trainer_hook.errors import HookError
 
-_run: Run | None = None
+_run: SlimeRun | None = None
 
 
 def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -42,18 +42,18 @@ def close() -> None:
         _run = None
 
 
-def _run_for(args: Any, rollout_id: int, data_source: Any) -> Run:
+def _run_for(args: Any, rollout_id: int, data_source: Any) -> SlimeRun:
     global _run
     if args is None:
         raise ConfigError("fa_rollout.entry needs slime's arguments: they name the engines, found None")
     if _run is not None and _run.args is not args:
         close()
     if _run is None:
-        _run = Run(args, read_options(args), data_source, rollout_id)
+        _run = SlimeRun(args, read_options(args), data_source, rollout_id)
     return _run
 
 
-def _call_hooks(args: Any, made: Rollout, data_source: Any) -> None:
+def _call_hooks(args: Any, made: SlimeRollout, data_source: Any) -> None:
     """The user's functions over a whole rollout, as slime calls them."""
     if args.rollout_sample_filter_path is not None:
         upstream.load_function(args.rollout_sample_filter_path)(args, made.groups)

@@ -31,7 +31,7 @@ from fa_rollout.slime.manager.prompts import Prompts, Stock
 from fa_rollout.slime.manager.samples import rebuild
 from fa_rollout.slime.manager.versions import VersionClock
 from fa_rollout.slime.options import Options
-from fa_rollout.slime.wire import Setup, flatten
+from fa_rollout.slime.wire import SlimeSetup, flatten
 from trainer_hook import messages as m
 from trainer_hook.batches.batch import Batch
 from trainer_hook.errors import HubLost
@@ -47,7 +47,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class SlimeRollout:
     """What one call brought."""
 
     groups: list[Any]
@@ -57,7 +57,7 @@ class Rollout:
     figures: dict[str, float]
 
 
-class Run:
+class SlimeRun:
     """The rollouts of one life of the trainer."""
 
     def __init__(self, args: Any, options: Options, data_source: Any, first_step: int) -> None:
@@ -88,7 +88,7 @@ class Run:
         tree = to_dict(from_dict(tree))
         output = OutputFolder.open(tree["run"]["output_dir"])
         directory = RunDirectory.create()
-        setup = Setup(
+        setup = SlimeSetup(
             args=pickle.dumps(self.args, pickle.HIGHEST_PROTOCOL),
             options=msgspec.to_builtins(self._options),
             directory=str(directory.path),
@@ -102,7 +102,7 @@ class Run:
 
     # --- one call ---------------------------------------------------------------------------------
 
-    def step(self, rollout_id: int) -> Rollout:
+    def step(self, rollout_id: int) -> SlimeRollout:
         """The groups of a rollout.
 
         Raises:
@@ -123,7 +123,7 @@ class Run:
         delivered = [self._prompts.settle(group) for group, _ in keys]
         self._write_sidecar(rollout_id, delivered)
         departed, self._departed = self._departed, []
-        return Rollout(groups=groups, departed=departed, figures=figures | _reasons(departed))
+        return SlimeRollout(groups=groups, departed=departed, figures=figures | _reasons(departed))
 
     def _announce(self, rollout_id: int) -> None:
         self._hub.send(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from fa_rollout.engines.embedded.engine.engine import Engine, PauseMode
+from fa_rollout.engines.embedded.engine.engine import PauseMode, StepEngine
 from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import UnsupportedModel
-from fa_rollout.engines.embedded.model.request import FinishKind, Request
+from fa_rollout.engines.embedded.model.request import FinishKind, GenerationRequest
 from fa_rollout.engines.embedded.model.runner import Runner
 from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 from tests.engines.reference import reference_logprobs
@@ -45,7 +45,7 @@ def write(config: Any, folder: Path) -> Path:
     return folder
 
 
-def make_engine(folder: Path, **limits: int) -> Engine:
+def make_engine(folder: Path, **limits: int) -> StepEngine:
     runner = Runner(folder)
     defaults = {
         "context_length": runner.context_length,
@@ -53,11 +53,11 @@ def make_engine(folder: Path, **limits: int) -> Engine:
         "max_total_tokens": 1 << 16,
         "max_prefill_tokens": 128,
     }
-    return Engine(runner, Limits(**(defaults | limits)), weight_version="0")
+    return StepEngine(runner, Limits(**(defaults | limits)), weight_version="0")
 
 
-def make_request(rid: str, prompt: list[int], num_new: int, **params: Any) -> Request:
-    return Request(
+def make_request(rid: str, prompt: list[int], num_new: int, **params: Any) -> GenerationRequest:
+    return GenerationRequest(
         rid=rid,
         prompt_ids=prompt,
         params=SamplingParams(max_new_tokens=num_new, **params),
@@ -67,7 +67,7 @@ def make_request(rid: str, prompt: list[int], num_new: int, **params: Any) -> Re
     )
 
 
-def random_requests(num: int, *, seed: int = 0, **params: Any) -> list[Request]:
+def random_requests(num: int, *, seed: int = 0, **params: Any) -> list[GenerationRequest]:
     generator = np.random.default_rng(seed)
     return [
         make_request(
@@ -80,12 +80,12 @@ def random_requests(num: int, *, seed: int = 0, **params: Any) -> list[Request]:
     ]
 
 
-def run(engine: Engine) -> None:
+def run(engine: StepEngine) -> None:
     while engine.has_work:
         engine.step()
 
 
-def assert_exact(model: Any, request: Request) -> None:
+def assert_exact(model: Any, request: GenerationRequest) -> None:
     expected = reference_logprobs(model, request.prompt_ids, request.output_ids, request.temperature)
     assert request.output_logprobs == pytest.approx(expected, abs=TOLERANCE)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fa_rollout.engines.embedded.model.logit_adjuster import LogitAdjuster
-from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.request import GenerationRequest
 from fa_rollout.engines.embedded.model.sampler import sample, uniforms
 from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 
@@ -15,8 +15,8 @@ VOCAB_SIZE = 12
 LOGITS_V = torch.linspace(-2.0, 2.0, VOCAB_SIZE)[torch.randperm(VOCAB_SIZE, generator=torch.manual_seed(3))]
 
 
-def make_request(seed: int, *, num_prompt: int = 3, num_top: int = 0, **params: Any) -> Request:
-    return Request(
+def make_request(seed: int, *, num_prompt: int = 3, num_top: int = 0, **params: Any) -> GenerationRequest:
+    return GenerationRequest(
         rid=str(seed),
         prompt_ids=[1] * num_prompt,
         params=SamplingParams(**params),

@@ -13,7 +13,7 @@ import torch
 from embedded_client import Client, connect, output_logprobs
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from fa_rollout.engines.embedded.model.weights import Weights
+from fa_rollout.engines.embedded.model.weights import ModelWeights
 from tests.engines.reference import reference_logprobs
 from tests.kit.embedded import EmbeddedEngine
 
@@ -365,7 +365,7 @@ def test_experts_are_taken_one_by_one_as_files_have_them() -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = MixtralConfig(vocab_size=9, num_key_value_heads=1, num_local_experts=2, **sizes)
     model = MixtralForCausalLM(config)
-    weights = Weights(model)
+    weights = ModelWeights(model)
     name = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
     weights.apply(weights.known({name: torch.full((8, 8), 7.0)}))
     fused = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fa_rollout.engines.embedded.engine.engine import Engine
+from fa_rollout.engines.embedded.engine.engine import StepEngine
 from fa_rollout.engines.embedded.engine.frontend import Frontend
 from fa_rollout.engines.embedded.engine.scheduler import Limits
 from fa_rollout.engines.embedded.errors import EngineStopped
-from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.request import GenerationRequest
 from fa_rollout.engines.embedded.model.runner import Runner
 from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 
@@ -29,15 +29,15 @@ class FailingRunner(Runner):
         return super().decode(requests)
 
 
-def make_request(rid: str) -> Request:
-    return Request(
+def make_request(rid: str) -> GenerationRequest:
+    return GenerationRequest(
         rid=rid, prompt_ids=[1, 2], params=SamplingParams(), max_new_tokens=50, seed=1, arrived_s=0.0
     )
 
 
-def make_engine(runner: Runner) -> Engine:
+def make_engine(runner: Runner) -> StepEngine:
     limits = Limits(context_length=256, max_running_requests=8, max_total_tokens=4096, max_prefill_tokens=512)
-    return Engine(runner, limits, weight_version="0")
+    return StepEngine(runner, limits, weight_version="0")
 
 
 def test_the_engines_own_failure_reaches_everybody(

@@ -3,7 +3,7 @@
 import asyncio
 
 from fa_rollout.engines.embedded.engine.frontend import Frontend
-from fa_rollout.engines.embedded.model.weights import Tensors, WeightUpdate
+from fa_rollout.engines.embedded.model.weights import CheckedWeights, Tensors
 
 
 class Applying:
@@ -28,7 +28,7 @@ class Applying:
         """
         engine = self._frontend.engine
         known = await asyncio.to_thread(engine.known_weights, tensors)
-        update = WeightUpdate(tensors=known, version=version)
+        update = CheckedWeights(tensors=known, version=version)
         if abort_all:
             self._frontend.abort_all()
         done = await self._frontend.call(lambda: engine.update_weights(update, flush_cache=flush_cache))

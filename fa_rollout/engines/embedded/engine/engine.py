@@ -16,11 +16,11 @@ from enum import StrEnum
 import torch
 
 from fa_rollout.engines.embedded.engine.scheduler import Limits, Scheduler
-from fa_rollout.engines.embedded.errors import RequestRefused
-from fa_rollout.engines.embedded.model.request import Finish, FinishKind, Request
+from fa_rollout.engines.embedded.errors import RefusedRequest
+from fa_rollout.engines.embedded.model.request import FinishKind, FinishReason, GenerationRequest
 from fa_rollout.engines.embedded.model.runner import Runner
 from fa_rollout.engines.embedded.model.sampler import sample
-from fa_rollout.engines.embedded.model.weights import Weights, WeightUpdate
+from fa_rollout.engines.embedded.model.weights import CheckedWeights, ModelWeights
 
 _NOT_FINITE = "The model's logits are not finite: its weights are broken."
 
@@ -36,10 +36,10 @@ class PauseMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class EngineEvent:
     """A request has `num_output` tokens to show."""
 
-    request: Request
+    request: GenerationRequest
     num_output: int
     is_last: bool
 
@@ -61,17 +61,17 @@ class EngineStatistics:
     is_paused: bool
 
 
-class Engine:
+class StepEngine:
     """Continuous batching over one model."""
 
     def __init__(self, runner: Runner, limits: Limits, *, weight_version: str) -> None:
         self.weight_version = weight_version
         self.pause_mode: PauseMode | None = None
         self._runner = runner
-        self._weights = Weights(runner.model)
+        self._weights = ModelWeights(runner.model)
         self._scheduler = Scheduler(limits)
-        self._updates: deque[tuple[WeightUpdate, Future[int]]] = deque()
-        self._events: list[Event] = []
+        self._updates: deque[tuple[CheckedWeights, Future[int]]] = deque()
+        self._events: list[EngineEvent] = []
         self._num_generated_tokens = 0
         self._tokens_per_s = 0.0
         self._window = (time.monotonic(), 0)
@@ -86,7 +86,7 @@ class Engine:
             return False
         return bool(self._scheduler.running or self._scheduler.waiting)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
         return events
@@ -120,18 +120,20 @@ class Engine:
             self._window = (now_s, self._num_generated_tokens)
 
     @torch.inference_mode()
-    def _postprocess(self, requests: Sequence[Request], logits_NV: torch.Tensor, *, first_row: int) -> None:
+    def _postprocess(
+        self, requests: Sequence[GenerationRequest], logits_NV: torch.Tensor, *, first_row: int
+    ) -> None:
         sampled = sample(logits_NV, requests)
         rows = []
         for index, request in enumerate(requests):
             if request.max_new_tokens == 0:
-                request.finish = Finish(kind=FinishKind.LENGTH)
+                request.finish = FinishReason(kind=FinishKind.LENGTH)
             elif sampled.are_finite or math.isfinite(sampled.logprobs[index]):
                 request.accept(sampled.token_ids[index], sampled.logprobs[index])
                 if request.num_top and sampled.top is not None:
                     request.output_top.append(sampled.top[index])
             else:
-                request.finish = Finish(kind=FinishKind.ABORT, message=_NOT_FINITE, status_code=500)
+                request.finish = FinishReason(kind=FinishKind.ABORT, message=_NOT_FINITE, status_code=500)
                 self._runner.cache.clear(first_row + index)
             if request.finish is not None:
                 rows.append(first_row + index)
@@ -142,22 +144,24 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    def submit(self, requests: Iterable[Request]) -> None:
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
         """Queue requests; while paused they are held at the door."""
         for request in requests:
             request.mark_version(self.weight_version)
             self._scheduler.waiting.append(request)
 
-    def abort(self, is_meant: Callable[[Request], bool]) -> None:
+    def abort(self, is_meant: Callable[[GenerationRequest], bool]) -> None:
         """End the requests that are meant, wherever they are; what they have is their answer."""
         scheduler = self._scheduler
         for request in [request for request in scheduler.waiting if is_meant(request)]:
             scheduler.waiting.remove(request)
-            request.finish = Finish(kind=FinishKind.ABORT, message="Abort in waiting queue", was_waiting=True)
+            request.finish = FinishReason(
+                kind=FinishKind.ABORT, message="Abort in waiting queue", was_waiting=True
+            )
             self._finish(request)
         rows = [row for row, request in enumerate(scheduler.running) if is_meant(request)]
         for row in rows:
-            scheduler.running[row].finish = Finish(kind=FinishKind.ABORT, message="Aborted")
+            scheduler.running[row].finish = FinishReason(kind=FinishKind.ABORT, message="Aborted")
         self._leave(rows)
         self._apply_updates()
 
@@ -171,14 +175,16 @@ class Engine:
             # The newest token is not in the cache yet
             self._runner.cache.move(move.source, move.target, move.request.num_tokens - 1)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: GenerationRequest) -> None:
         request.finished_s = time.monotonic()
         self._num_finished += 1
         self._report(request)
 
-    def _report(self, request: Request) -> None:
+    def _report(self, request: GenerationRequest) -> None:
         self._events.append(
-            Event(request=request, num_output=len(request.output_ids), is_last=request.finish is not None)
+            EngineEvent(
+                request=request, num_output=len(request.output_ids), is_last=request.finish is not None
+            )
         )
 
     # -- pause and weights ------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ class Engine:
         """A parameter as it is now."""
         return self._weights.get(name)
 
-    def update_weights(self, update: WeightUpdate, *, flush_cache: bool) -> "Future[int]":
+    def update_weights(self, update: CheckedWeights, *, flush_cache: bool) -> "Future[int]":
         """Apply at once if paused or idle, else when the running requests have ended.
 
         The result is the number of requests that were held by a pause.
@@ -221,7 +227,7 @@ class Engine:
         done: Future[int] = Future()
         if flush_cache and self.pause_mode is PauseMode.IN_PLACE and self._scheduler.running:
             done.set_exception(
-                RequestRefused(
+                RefusedRequest(
                     f"flush_cache must be false while {len(self._scheduler.running)} requests are paused in "
                     f"place; pass false, or pause with mode retract. The weights were not changed."
                 )

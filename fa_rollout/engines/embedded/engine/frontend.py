@@ -9,21 +9,21 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from fa_rollout.engines.embedded.engine.engine import Engine, Event
+from fa_rollout.engines.embedded.engine.engine import EngineEvent, StepEngine
 from fa_rollout.engines.embedded.engine.worker import Worker
-from fa_rollout.engines.embedded.errors import EngineStopped, RequestRefused
-from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.errors import EngineStopped, RefusedRequest
+from fa_rollout.engines.embedded.model.request import GenerationRequest
 
 Result = TypeVar("Result")
 STOP_TIMEOUT_S = 2.0
 
 
-class Ticket:
+class PendingReply:
     """One live request: what its latest event told."""
 
     __slots__ = ("_changed", "is_last", "is_lost", "num_output", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.num_output = 0
         self.is_last = False
@@ -53,7 +53,7 @@ class Frontend:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StepEngine,
         *,
         ended: asyncio.Event,
         num_threads: int,
@@ -65,7 +65,7 @@ class Frontend:
         self._ended = ended
         self._is_stopping = False
         self._max_queued_requests = max_queued_requests
-        self._live: dict[str, Ticket] = {}
+        self._live: dict[str, PendingReply] = {}
         self._loop = asyncio.get_running_loop()
         self._worker = Worker(
             engine,
@@ -94,20 +94,20 @@ class Frontend:
         """Run `function` in the engine's thread, between two steps."""
         return await asyncio.wrap_future(self._worker.call(function))
 
-    def submit(self, requests: Sequence[Request]) -> list[Ticket]:
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[PendingReply]:
         """Hand requests to the engine, all or none."""
         for request in requests:
             if request.rid in self._live:
-                raise RequestRefused(f"Duplicate request ID detected: {request.rid}")
+                raise RefusedRequest(f"Duplicate request ID detected: {request.rid}")
         if self._is_stopping or not self._worker.is_alive:
             raise EngineStopped("the engine is stopping; send the request to another one.")
         self._check_queue()
-        tickets = [Ticket(request) for request in requests]
+        tickets = [PendingReply(request) for request in requests]
         self._live.update((ticket.request.rid, ticket) for ticket in tickets)
         self._worker.call(lambda: self.engine.submit(requests))
         return tickets
 
-    def abort(self, tickets: Iterable[Ticket]) -> None:
+    def abort(self, tickets: Iterable[PendingReply]) -> None:
         """End those of `tickets` that still run; does not wait."""
         doomed = {id(ticket.request) for ticket in tickets if not ticket.is_last}
         if doomed:
@@ -127,9 +127,9 @@ class Frontend:
             return
         text = "The request queue is full."
         body = {"object": "error", "message": text, "type": "503", "param": None, "code": 503}
-        raise RequestRefused(text, status=503, body=body)
+        raise RefusedRequest(text, status=503, body=body)
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[EngineEvent]) -> None:
         for event in events:
             ticket = self._live[event.request.rid]
             if event.is_last:

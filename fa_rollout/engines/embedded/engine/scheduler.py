@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Move:
 
     source: int
     target: int
-    request: Request
+    request: GenerationRequest
 
 
 class Scheduler:
@@ -38,15 +38,15 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[GenerationRequest] = deque()
+        self.running: list[GenerationRequest] = []
 
     @property
     def num_columns(self) -> int:
         """Columns that the running requests may come to need."""
         return max((request.max_tokens for request in self.running), default=0)
 
-    def admit(self) -> list[Request]:
+    def admit(self) -> list[GenerationRequest]:
         """Move what fits from the queue to the end of `running`, and return it."""
         first_row = len(self.running)
         num_columns = self.num_columns

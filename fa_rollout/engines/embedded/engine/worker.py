@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fa_rollout.engines.embedded.engine.engine import Engine, Event
+from fa_rollout.engines.embedded.engine.engine import EngineEvent, StepEngine
 from fa_rollout.engines.embedded.errors import EngineStopped
 
 Result = TypeVar("Result")
@@ -27,10 +27,10 @@ class Worker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StepEngine,
         *,
         num_threads: int,
-        on_events: Callable[[list[Event]], None],
+        on_events: Callable[[list[EngineEvent]], None],
         on_death: Callable[[], None],
     ) -> None:
         self._engine = engine

@@ -26,7 +26,7 @@ class FinishKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class FinishReason:
     """Why a request ended."""
 
     kind: FinishKind
@@ -59,7 +59,7 @@ class StopStrings:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Request:
+class GenerationRequest:
     """One completion: what was asked, and what has been sampled so far."""
 
     rid: str
@@ -95,7 +95,7 @@ class Request:
     """(weight version, first output token that it sampled)"""
     num_retractions: int = 0
     num_cached_tokens: int = 0
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     finished_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class Request:
             self.adjuster.observe(token_id)
         matched = self.stop_strings.match(token_id) if self.stop_strings is not None else None
         if matched is not None:
-            self.finish = Finish(kind=FinishKind.STOP, matched=matched)
+            self.finish = FinishReason(kind=FinishKind.STOP, matched=matched)
         elif token_id in self.stop_ids:
-            self.finish = Finish(kind=FinishKind.STOP, matched=token_id)
+            self.finish = FinishReason(kind=FinishKind.STOP, matched=token_id)
         elif len(self.output_ids) >= self.max_new_tokens:
-            self.finish = Finish(kind=FinishKind.LENGTH)
+            self.finish = FinishReason(kind=FinishKind.LENGTH)
 
     def mark_version(self, version: str) -> None:
         """Tokens from here on are sampled by `version`."""

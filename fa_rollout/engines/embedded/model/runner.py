@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from fa_rollout.engines.embedded.errors import UnsupportedModel
 from fa_rollout.engines.embedded.model.kv_cache import KVCache
-from fa_rollout.engines.embedded.model.request import Request
+from fa_rollout.engines.embedded.model.request import GenerationRequest
 from fa_rollout.engines.embedded.model.sampler import top_entries
 
 _ATTENTION = "fa_rollout_grouped"
@@ -102,7 +102,7 @@ class Runner:
         return frozenset(ids)
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[Request], *, first_row: int) -> torch.Tensor:
+    def prefill(self, requests: Sequence[GenerationRequest], *, first_row: int) -> torch.Tensor:
         """Compute the rows from `first_row` on; logits [N, V] of each request's next token.
 
         Equal sequences, as the samples of one prompt, are computed once.
@@ -127,7 +127,7 @@ class Runner:
         return logits_NV
 
     @torch.inference_mode()
-    def decode(self, requests: Sequence[Request]) -> torch.Tensor:
+    def decode(self, requests: Sequence[GenerationRequest]) -> torch.Tensor:
         """Feed each request's newest token to its row; logits [N, V] of the next one."""
         positions_N = torch.tensor([request.num_tokens - 1 for request in requests])
         tokens_N1 = torch.tensor([[request.output_ids[-1]] for request in requests])
@@ -161,7 +161,7 @@ class Runner:
         hidden_UTE = self._forward(torch.from_numpy(tokens_UT), positions_1T, None)
         return hidden_UTE, torch.tensor(lengths)
 
-    def _score_prompt(self, request: Request, hidden_TE: torch.Tensor) -> None:
+    def _score_prompt(self, request: GenerationRequest, hidden_TE: torch.Tensor) -> None:
         """Log-probs of prompt tokens, at temperature 1 whatever the request's own, as in SGLang."""
         start, end = request.logprob_start or 0, len(request.prompt_ids) - 1
         targets = torch.tensor(request.prompt_ids[start + 1 :], dtype=torch.int64)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fa_rollout.engines.embedded.model.request import Request, TopEntries
+from fa_rollout.engines.embedded.model.request import GenerationRequest, TopEntries
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -32,7 +32,7 @@ class Sampled:
     top: list[TopEntries] | None = None
 
 
-def sample(logits_NV: torch.Tensor, requests: Sequence[Request]) -> Sampled:
+def sample(logits_NV: torch.Tensor, requests: Sequence[GenerationRequest]) -> Sampled:
     """Draw the next token of every request. `logits_NV` float32; changed in place."""
     for row, request in enumerate(requests):
         if request.adjuster is not None:
@@ -63,7 +63,7 @@ def top_entries(logprobs_NV: torch.Tensor, num_top_N: Sequence[int]) -> list[Top
     ]
 
 
-def _choose(logprobs_NV: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _choose(logprobs_NV: torch.Tensor, requests: Sequence[GenerationRequest]) -> torch.Tensor:
     greedy = [row for row, request in enumerate(requests) if request.is_greedy]
     if len(greedy) == len(requests):
         return logprobs_NV.argmax(dim=-1)

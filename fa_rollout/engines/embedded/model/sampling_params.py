@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.engines.embedded.errors import RequestRefused
+from fa_rollout.engines.embedded.errors import RefusedRequest
 
 GREEDY_BELOW = 1e-6
 
@@ -70,11 +70,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Raise RequestRefused unless every value is in its range and supported."""
         for name, holds, rule in self._rules():
             if not holds:
-                raise RequestRefused(f"{name} must be {rule}, got {getattr(self, name):g}.")
+                raise RefusedRequest(f"{name} must be {rule}, got {getattr(self, name):g}.")
         self._verify_logit_bias(vocab_size)
         for name in ("stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "beam_width"):
             if getattr(self, name) is not None:
-                raise RequestRefused(f"{name} is not supported by the embedded engine; leave it out.")
+                raise RefusedRequest(f"{name} is not supported by the embedded engine; leave it out.")
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         longest = math.inf if self.max_new_tokens is None else self.max_new_tokens
@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _verify_logit_bias(self, vocab_size: int) -> None:
         for key, bias in (self.logit_bias or {}).items():
             if not key.isdecimal() or int(key) >= vocab_size or not math.isfinite(bias):
-                raise RequestRefused(
+                raise RefusedRequest(
                     f"logit_bias must map token ids in [0, {vocab_size - 1}] to finite numbers, "
                     f"got {key}: {bias}."
                 )

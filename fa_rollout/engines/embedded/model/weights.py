@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightUpdate:
+class CheckedWeights:
     """Checked tensors that wait to be applied."""
 
     tensors: Tensors
@@ -32,7 +32,7 @@ class WeightUpdate:
     model_path: str | None = None
 
 
-class Weights:
+class ModelWeights:
     """The parameters of a model, by the names of its checkpoint."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 from fa_rollout.engines.embedded.engine.applying import Applying
 from fa_rollout.engines.embedded.engine.engine import PauseMode
 from fa_rollout.engines.embedded.engine.frontend import Frontend
-from fa_rollout.engines.embedded.errors import RequestRefused, WeightsRefused
+from fa_rollout.engines.embedded.errors import RefusedRequest, WeightsRefused
 from fa_rollout.engines.embedded.model.weights import read_checkpoint
 from fa_rollout.engines.embedded.routes.about import Served
 from fa_rollout.engines.embedded.routes.http import json_response, read_body
@@ -85,7 +85,7 @@ class Control:
                 flush_cache=body.flush_cache,
                 abort_all=body.abort_all_requests,
             )
-        except (WeightsRefused, RequestRefused) as error:
+        except (WeightsRefused, RefusedRequest) as error:
             failure = {"success": False, "message": str(error), "num_paused_requests": 0}
             return json_response(failure, status=400)
         self._served.model_path = body.model_path

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from fa_rollout.engines.embedded.engine.frontend import Frontend, Ticket
-from fa_rollout.engines.embedded.errors import RequestRefused
+from fa_rollout.engines.embedded.engine.frontend import Frontend, PendingReply
+from fa_rollout.engines.embedded.errors import RefusedRequest
 from fa_rollout.engines.embedded.routes.http import json_response, read_body
 from fa_rollout.engines.embedded.routes.protocol import Generate, ModelLimits, parse_generate, wants_stream
 from fa_rollout.engines.embedded.routes.reply import Replies, StreamText
@@ -40,7 +40,7 @@ class Generation:
         try:
             call = parse_generate(body, self._limits, self._replies.tokenizer)
             tickets = self._frontend.submit(call.requests)
-        except RequestRefused as error:
+        except RefusedRequest as error:
             if error.status == 400 and wants_stream(body):
                 return await self._stream_error(request, str(error))
             raise
@@ -52,18 +52,18 @@ class Generation:
             # A client that hung up cancels this handler: nobody wants what still runs
             self._frontend.abort(tickets)
 
-    async def _answer(self, call: Generate, tickets: list[Ticket]) -> web.Response:
+    async def _answer(self, call: Generate, tickets: list[PendingReply]) -> web.Response:
         for ticket in tickets:
             await ticket.progress()
         for ticket in tickets:
             finish = ticket.request.finish
             if finish is not None and finish.status_code is not None:
-                raise RequestRefused(finish.message or "aborted", status=finish.status_code)
+                raise RefusedRequest(finish.message or "aborted", status=finish.status_code)
         answers = [self._reply(call, ticket) for ticket in tickets]
         return json_response(answers if call.is_batch else answers[0])
 
     async def _stream(
-        self, request: web.Request, call: Generate, tickets: list[Ticket]
+        self, request: web.Request, call: Generate, tickets: list[PendingReply]
     ) -> web.StreamResponse:
         response = await self._open_stream(request)
         try:
@@ -76,7 +76,7 @@ class Generation:
         return response
 
     async def _follow(
-        self, response: web.StreamResponse, call: Generate, ticket: Ticket, index: int | None
+        self, response: web.StreamResponse, call: Generate, ticket: PendingReply, index: int | None
     ) -> None:
         """Write a chunk whenever a request has more to show."""
         text = None
@@ -90,7 +90,7 @@ class Generation:
                 reply["index"] = index
             await response.write(b"data: " + msgspec.json.encode(reply) + b"\n\n")
 
-    def _reply(self, call: Generate, ticket: Ticket, text: StreamText | None = None) -> dict[str, Any]:
+    def _reply(self, call: Generate, ticket: PendingReply, text: StreamText | None = None) -> dict[str, Any]:
         return self._replies.build(
             ticket.request,
             ticket.num_output,

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from fa_rollout.engines.embedded.errors import EngineStopped, RequestRefused
+from fa_rollout.engines.embedded.errors import EngineStopped, RefusedRequest
 from fa_rollout.engines.embedded.routes.protocol import bad_body
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -28,7 +28,7 @@ async def answer_errors(request: web.Request, handler: Any) -> web.StreamRespons
     """Our own errors as SGLang words them; others are aiohttp's 500."""
     try:
         response: web.StreamResponse = await handler(request)
-    except RequestRefused as error:
+    except RefusedRequest as error:
         return json_response(error.body, status=error.status)
     except EngineStopped as error:
         return json_response({"error": {"message": str(error)}}, status=503)

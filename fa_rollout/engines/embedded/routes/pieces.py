@@ -14,7 +14,7 @@ import torch
 from aiohttp import web
 
 from fa_rollout.engines.embedded.engine.applying import Applying
-from fa_rollout.engines.embedded.errors import RequestRefused, WeightsRefused
+from fa_rollout.engines.embedded.errors import RefusedRequest, WeightsRefused
 from fa_rollout.engines.embedded.routes.groups import GroupBody, Groups
 from fa_rollout.engines.embedded.routes.http import json_response, read_body
 from fa_rollout.engines.embedded.routes.tensor_pickle import read_tensors
@@ -22,7 +22,7 @@ from fa_rollout.engines.embedded.routes.tensor_pickle import read_tensors
 _OUTSIDE = "must run between begin_weight_update() and end_weight_update()"
 
 
-class TensorBody(msgspec.Struct, frozen=True, kw_only=True):
+class TensorsBody(msgspec.Struct, frozen=True, kw_only=True):
     serialized_named_tensors: list[str]
     """Base64 of a pickled list of (name, tensor), one entry."""
     load_format: str | None = None
@@ -78,13 +78,13 @@ class Pieces:
         return _succeeded("Success")
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
-        body = await read_body(request, TensorBody)
+        body = await read_body(request, TensorsBody)
         if not self._is_open:
             return _failed(f"update_weights_from_tensor {_OUTSIDE}")
         try:
             _check_format(body.load_format)
             await self._apply(await asyncio.to_thread(_decode, body.serialized_named_tensors), body)
-        except (WeightsRefused, RequestRefused) as error:
+        except (WeightsRefused, RefusedRequest) as error:
             return _failed(str(error))
         return _succeeded("Success")
 
@@ -101,7 +101,7 @@ class Pieces:
             )  # before there is room for them
             tensors = await self._groups.receive(body.group_name, body.names, body.dtypes, body.shapes)
             await self._apply(tensors, body)
-        except (WeightsRefused, RequestRefused) as error:
+        except (WeightsRefused, RefusedRequest) as error:
             return _failed(str(error))
         return _succeeded("Succeeded to update parameter online.")
 
@@ -119,7 +119,7 @@ class Pieces:
             return _succeeded("Succeeded to destroy custom process group.")
         return _failed("The group to be destroyed does not exist.")
 
-    async def _apply(self, tensors: dict[str, torch.Tensor], body: TensorBody | BroadcastBody) -> None:
+    async def _apply(self, tensors: dict[str, torch.Tensor], body: TensorsBody | BroadcastBody) -> None:
         await self._applying.apply(
             tensors,
             version=body.weight_version,

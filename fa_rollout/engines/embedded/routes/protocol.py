@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
-from fa_rollout.engines.embedded.errors import RequestRefused
+from fa_rollout.engines.embedded.errors import RefusedRequest
 from fa_rollout.engines.embedded.model.logit_adjuster import LogitAdjuster
-from fa_rollout.engines.embedded.model.request import Request, StopStrings
+from fa_rollout.engines.embedded.model.request import GenerationRequest, StopStrings
 from fa_rollout.engines.embedded.model.sampling_params import SamplingParams
 
 MAX_TOP_LOGPROBS = 128
@@ -68,7 +68,7 @@ _UNSUPPORTED = (
 class Generate:
     """One HTTP call: its requests in the order of the reply."""
 
-    requests: list[Request]
+    requests: list[GenerationRequest]
     is_batch: bool
     stream: bool
     return_prompt_token_ids: bool
@@ -94,7 +94,7 @@ def parse_generate(body: bytes, limits: ModelLimits, tokenizer: Tokenizer | None
     params = _params(call, len(prompts), limits)
     num_samples = params[0].n
     if len(prompts) * num_samples > MAX_REQUESTS:
-        raise RequestRefused(
+        raise RefusedRequest(
             f"a call must ask for at most {MAX_REQUESTS} samples, got {len(prompts)} prompts with n = "
             f"{num_samples}."
         )
@@ -134,37 +134,37 @@ def _decode(body: bytes) -> GenerateBody:
             raise bad_body(str(error)) from error
         names = ", ".join(f"`{name}`" for name in SamplingParams.__struct_fields__)
         text = f"unknown field `{unknown['name']}`, expected one of {names}"
-        raise RequestRefused(text, body={"error": text}) from error
+        raise RefusedRequest(text, body={"error": text}) from error
     for name in _UNSUPPORTED:
         if getattr(call, name):
-            raise RequestRefused(f"{name} is not supported by the embedded engine; leave it out.")
+            raise RefusedRequest(f"{name} is not supported by the embedded engine; leave it out.")
     return call
 
 
-def bad_body(text: str) -> RequestRefused:
+def bad_body(text: str) -> RefusedRequest:
     """A body that is not JSON, or of the wrong types."""
     body = {"object": "error", "message": text, "type": "BadRequestError", "param": None, "code": 400}
-    return RequestRefused(text, body=body)
+    return RefusedRequest(text, body=body)
 
 
 def _prompts(call: GenerateBody, tokenizer: Tokenizer | None) -> tuple[list[list[int]], bool]:
     if call.input_ids is not None:
         if not call.input_ids:
-            raise RequestRefused("input_ids cannot be empty.")
+            raise RefusedRequest("input_ids cannot be empty.")
         batch = [ids for ids in call.input_ids if isinstance(ids, list)]
         if batch and len(batch) < len(call.input_ids):
             raise bad_body("input_ids must be a list of token ids or a list of such lists, not a mixture.")
         flat = [token_id for token_id in call.input_ids if isinstance(token_id, int)]
         return batch or [flat], bool(batch)
     if call.text is None:
-        raise RequestRefused("Either text, input_ids or input_embeds should be provided.")
+        raise RefusedRequest("Either text, input_ids or input_embeds should be provided.")
     if tokenizer is None:
-        raise RequestRefused(
+        raise RefusedRequest(
             "text needs a tokenizer.json beside the model; there is none, so send input_ids."
         )
     texts = [call.text] if isinstance(call.text, str) else call.text
     if not texts:
-        raise RequestRefused("text cannot be empty.")
+        raise RefusedRequest("text cannot be empty.")
     return [_encode(text, tokenizer) for text in texts], isinstance(call.text, list)
 
 
@@ -172,7 +172,7 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     try:
         return list(tokenizer.encode(text).ids)
     except Exception as error:  # the library raises nothing narrower for text that it cannot encode
-        raise RequestRefused(f"text must be made of the tokenizer's vocabulary: {error}.") from error
+        raise RefusedRequest(f"text must be made of the tokenizer's vocabulary: {error}.") from error
 
 
 def _params(call: GenerateBody, size: int, limits: ModelLimits) -> list[SamplingParams]:
@@ -180,7 +180,7 @@ def _params(call: GenerateBody, size: int, limits: ModelLimits) -> list[Sampling
     for entry in params:
         entry.verify(vocab_size=limits.vocab_size)
     if any(entry.n != params[0].n for entry in params):
-        raise RequestRefused("n must be the same for all sampling params of a batch.")
+        raise RefusedRequest("n must be the same for all sampling params of a batch.")
     return params
 
 
@@ -188,7 +188,7 @@ def _spread(value: Item | list[Item], size: int, name: str) -> list[Item]:
     if not isinstance(value, list):
         return [value] * size
     if len(value) != size:
-        raise RequestRefused(
+        raise RefusedRequest(
             f"The length of {name} should be equal to the batch size {size}, got {len(value)}."
         )
     return value
@@ -201,31 +201,31 @@ def _rids(rid: str | list[str] | None, num_prompts: int, num_samples: int, is_ba
     if isinstance(rid, str):
         return [f"{rid}_{index}" for index in range(num_prompts)] if is_batch else [rid]
     if len(rid) != num_prompts:
-        raise RequestRefused(
+        raise RefusedRequest(
             f"The length of rid should be equal to the batch size {num_prompts}, got {len(rid)}."
         )
     if len(set(rid)) < len(rid):
-        raise RequestRefused("The rids of a batch must differ from each other.")
+        raise RefusedRequest("The rids of a batch must differ from each other.")
     return rid
 
 
 def _check_prompt(prompt_ids: Sequence[int], params: SamplingParams, limits: ModelLimits) -> None:
     if not prompt_ids:
-        raise RequestRefused("input_ids cannot be empty.")
+        raise RefusedRequest("input_ids cannot be empty.")
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= limits.vocab_size:
         wrong = low if low < 0 else high
-        raise RequestRefused(
+        raise RefusedRequest(
             f"input_ids must be in [0, {limits.vocab_size - 1}], the vocabulary; got {wrong}."
         )
     num_prompt, context = len(prompt_ids), limits.context_length
     if num_prompt >= context:
-        raise RequestRefused(
+        raise RefusedRequest(
             f"The input ({num_prompt} tokens) is longer than the model's context length ({context} tokens)."
         )
     num_new = params.max_new_tokens
     if num_new is not None and num_prompt + num_new > context:
-        raise RequestRefused(
+        raise RefusedRequest(
             f"Requested token count exceeds the model's maximum context length of {context} tokens. "
             f"You requested a total of {num_prompt + num_new} tokens: {num_prompt} tokens from the input "
             f"messages and {num_new} tokens for the completion. Please reduce the number of tokens in the "
@@ -240,17 +240,17 @@ def _request(
     member: int,
     limits: ModelLimits,
     tokenizer: Tokenizer | None,
-) -> Request:
+) -> GenerationRequest:
     stop_ids = limits.eos_ids | frozenset(params.stop_token_ids or ())
     stop_strings = None
     if params.stop_strings:
         if tokenizer is None:
-            raise RequestRefused("stop needs a tokenizer.json beside the model; there is none.")
+            raise RefusedRequest("stop needs a tokenizer.json beside the model; there is none.")
         stop_strings = StopStrings(
             params.stop_strings, tokenizer, skip_special_tokens=params.skip_special_tokens
         )
     num_left = limits.context_length - len(prompt_ids)
-    return Request(
+    return GenerationRequest(
         rid=rid,
         prompt_ids=prompt_ids,
         params=params,
@@ -278,11 +278,11 @@ def _logprob_wishes(call: GenerateBody, prompts: list[list[int]]) -> list[Logpro
     nums = _spread(call.top_logprobs_num or 0, size, "top_logprobs_num")
     for prompt_ids, start, num in zip(prompts, starts, nums, strict=True):
         if not -1 <= start <= len(prompt_ids):
-            raise RequestRefused(
+            raise RefusedRequest(
                 f"logprob_start_len must be -1 or in [0, {len(prompt_ids)}], the prompt; got {start}."
             )
         if not 0 <= num <= MAX_TOP_LOGPROBS:
-            raise RequestRefused(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {num}.")
+            raise RefusedRequest(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {num}.")
     return [
         (True, start if 0 <= start < len(prompt_ids) else None, num) if is_wanted else (False, None, 0)
         for is_wanted, start, num, prompt_ids in zip(wanted, starts, nums, prompts, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from fa_rollout.engines.embedded.model.incremental_text import IncrementalText
-from fa_rollout.engines.embedded.model.request import Finish, FinishKind, Request, TopEntries
+from fa_rollout.engines.embedded.model.request import FinishKind, FinishReason, GenerationRequest, TopEntries
 
 
 class StreamText:
@@ -20,7 +20,7 @@ class StreamText:
         self._num_seen = 0
         self._text = ""
 
-    def upto(self, request: Request, num_output: int) -> str:
+    def upto(self, request: GenerationRequest, num_output: int) -> str:
         for token_id in request.output_ids[self._num_seen : num_output]:
             self._text += self._incremental.push(token_id)
         self._num_seen = num_output
@@ -35,7 +35,7 @@ class Replies:
 
     def build(
         self,
-        request: Request,
+        request: GenerationRequest,
         num_output: int,
         *,
         is_last: bool,
@@ -57,7 +57,7 @@ class Replies:
         reply["meta_info"] = self._meta(request, num_output, finish, weight_version)
         return reply
 
-    def _text(self, request: Request, num_output: int, finish: Finish | None) -> str:
+    def _text(self, request: GenerationRequest, num_output: int, finish: FinishReason | None) -> str:
         assert self.tokenizer is not None
         ids = request.output_ids[:num_output]
         trims = finish is not None and finish.kind is FinishKind.STOP and not request.params.no_stop_trim
@@ -70,7 +70,7 @@ class Replies:
         return text
 
     def _meta(
-        self, request: Request, num_output: int, finish: Finish | None, weight_version: str
+        self, request: GenerationRequest, num_output: int, finish: FinishReason | None, weight_version: str
     ) -> dict[str, Any]:
         spans = request.version_spans(num_output)
         meta: dict[str, Any] = {
@@ -96,7 +96,7 @@ class Replies:
             meta |= self._logprobs(request, num_output)
         return meta
 
-    def _logprobs(self, request: Request, num_output: int) -> dict[str, Any]:
+    def _logprobs(self, request: GenerationRequest, num_output: int) -> dict[str, Any]:
         names = self._names if request.return_text_in_logprobs and self.tokenizer else None
         ids, logprobs = request.output_ids[:num_output], request.output_logprobs[:num_output]
         output = _items(logprobs, ids, names(ids) if names else None)
@@ -142,7 +142,7 @@ def _items(logprobs: list[Any], ids: list[int], texts: list[str] | None) -> list
     return [list(item) for item in zip(logprobs, ids, texts, strict=False)]
 
 
-def finish_reason(finish: Finish | None, num_output: int) -> dict[str, Any] | None:
+def finish_reason(finish: FinishReason | None, num_output: int) -> dict[str, Any] | None:
     """SGLang's `finish_reason`; None while a stream goes on."""
     if finish is None:
         return None
