@@ -329,7 +329,8 @@ class Run(_Section):
     """The `events.jsonl` of a run on the same data. Its steps are repeated: the same groups on the same ranks
     in the same order."""
     heartbeat_s: SomeSeconds = 10.0
-    """Replace a generator, or end the run for a hub, that has sent nothing for this long."""
+    """Replace a generator, or end the run for a hub, that has sent nothing for this long. While engines take
+    a part of a weight stream, a generator has six times as long."""
 
 
 class Metrics(_Section):

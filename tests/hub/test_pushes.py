@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -248,3 +249,26 @@ def test_a_part_waits_for_all_weights_where_an_engine_does_not_hold_the_version_
         run.until(lambda: engine.state()["weight_version"].endswith(":0"))
         relabel(engine, "somebody's")
         assert len(set(on_both_ranks(run, work))) == 1
+
+
+def test_a_generator_held_up_by_a_stage_is_not_replaced(rig: MakeRig, engine: ScriptedEngine) -> None:
+    engine.configure(rules=[Rule(path=TENSORS, delay_s=1.0, times=1)])
+    run = rig(trainer={"publish": "tensor", "bucket_bytes": "256MiB"}, run={"heartbeat_s": 1.0})
+    state = {"weight": torch.zeros(1 << 24)}  # 64 MiB
+
+    def hold_up() -> None:
+        run.until(lambda: engine.requests(TENSORS))
+        generator = run.generator()
+        generator.suspend()
+        time.sleep(2.5)
+        generator.resume()
+
+    with run, run.attach() as hook, ThreadPoolExecutor(1) as pool:
+        with hook.next_batch():
+            pass
+        holding = pool.submit(hold_up)
+        with hook.update_weights() as update:
+            update.push(state)
+        holding.result()
+        assert update.version == 1
+    assert not run.events("generator_died")

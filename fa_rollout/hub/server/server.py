@@ -43,6 +43,10 @@ POISON = 0xDB
 """Byte that returned records are overwritten with when `ring.poison` is set."""
 
 
+_STAGE_PATIENCE = 6
+"""Heartbeats that a generator may miss in a stage of a weight stream: gigabytes may hold it up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubEnding:
     """How the run ends, and when at the latest."""
@@ -308,6 +312,8 @@ class Server:
 
     def _watch_generator(self, now_s: float) -> None:
         life, limit_s = self._life, self._config.run.heartbeat_s
+        if self._hub.core.updates.has_stage:
+            limit_s *= _STAGE_PATIENCE
         if life.next_start_s is not None and now_s >= life.next_start_s:
             self._start_generator()
         elif life.pid is not None and life.is_silent(now_s, limit_s):

@@ -118,6 +118,11 @@ class Updates:
         self._pause, self._pause_answered = message, False
         self._to_generator(PauseEngines(lease_s=self._lease_s))
 
+    @property
+    def has_stage(self) -> bool:
+        """Whether the engines are taking a stage."""
+        return self._stage is not None
+
     def stage(self, rank: Attachment, message: UpdateStage) -> None:
         """The leader wants the engines to take the next step of a stream."""
         if self._is_refused(rank, message.request, leader_only=True):
