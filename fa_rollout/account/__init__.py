@@ -1,1 +1,1 @@
-"""The account of a run: what the hub writes down, and what everyone who shows or checks a run reads."""
+"""The account of a run: figures and events that the hub writes, rules that judge them, words to show them."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from fa_rollout.account.snapshot import StepFigures, TimeSpent, UpdateFigures
 from trainer_hook.messages import Outcome, Settlement
 
 FILE_NAME = "events.jsonl"
@@ -56,6 +57,8 @@ class HubEnded(Event, tag="ended"):
     text: str
     counts: dict[str, int]
     """Groups by where they are at the end."""
+    spent: TimeSpent
+    """The trainer's time since its first batch."""
 
 
 class WarningLogged(Event, tag="warning"):
@@ -125,6 +128,8 @@ class GroupLost(GroupSettled):
     """The group has ended: it will not be issued again."""
 
     outcome: ClassVar[Settlement]
+    kind: str = ""
+    """The reason without its particulars, by which lost groups are counted."""
 
 
 class GroupFiltered(GroupLost, tag="filtered"):
@@ -190,6 +195,7 @@ class StepTrained(Event, tag="trained"):
     step: int
     version: int
     groups: list[int]
+    figures: StepFigures
 
 
 class StepReturned(Event, tag="step_returned"):
@@ -216,8 +222,8 @@ class VersionPublished(Event, tag="published"):
     """The engines have loaded a version."""
 
     version: int
-    bubble_s: float
-    """How long the engines were paused."""
+    figures: UpdateFigures | None
+    """None for an update that the hub took no part in."""
 
 
 class FirstWeightsLoaded(Event, tag="first_weights"):

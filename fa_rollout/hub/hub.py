@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from fa_rollout.account import events
+from fa_rollout.account.snapshot import StepFigures
 from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States
@@ -111,7 +112,9 @@ class Hub:
     def advance(self) -> None:
         """Do all that the last events made possible."""
         self._follow_up()
-        self.core.clock.look(self.core.world, self.core.steps, self.core.updates.phase, time.monotonic())
+        core = self.core
+        is_away = not core.generator_is_up
+        core.clock.look(core.world, core.steps, core.updates.phase, time.monotonic(), is_away=is_away)
 
     def _follow_up(self) -> None:
         core = self.core
@@ -157,10 +160,10 @@ class Hub:
                 Start(groups=assignments, payloads=payloads, kept=kept, kept_path=path)
             )
 
-    def _trained(self, step: Step) -> None:
+    def _trained(self, step: Step) -> StepFigures:
         clock, now_s = self.core.clock, time.monotonic()
         is_first = clock.is_first_lap
-        self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first)
+        return self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first)
 
     def _stop_hopeless(self, flow: Flow) -> None:
         """Engines need not finish what no step can train any more."""

@@ -16,11 +16,11 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.config import from_dict
 from fa_rollout.launcher.running import find
 from fa_rollout.observe.observer import Observer, RunOver
 from fa_rollout.observe.sinks import Sink, open_sinks
-from fa_rollout.observe.snapshot import Snapshot
 from fa_rollout.process import streams
 from fa_rollout.process.log_level import configure
 from shm.liveness import ParentWatch

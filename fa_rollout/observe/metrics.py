@@ -10,7 +10,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
-from fa_rollout.observe.snapshot import EngineState, Snapshot, TrainerPhase
+from fa_rollout.account.snapshot import EngineState, Snapshot, TrainerPhase
 
 PREFIX = "fa_rollout"
 UNITS = ("seconds", "bytes", "ratio", "versions")
@@ -130,11 +130,11 @@ METRICS = (
     _gauge("staleness_bound_versions", "run.staleness", "The bound, rollout.staleness."),
     _gauge("staleness_running_versions", "staleness.running_max", "Age of the oldest group that runs."),
     # --- trainer ---
-    _gauge("trainer_idle_ratio", "trainer.recent.idle", "Share of recent time spent in waits for data."),
+    _gauge("trainer_idle_ratio", "trainer.recent.idle", "Share of recent time spent waiting for data."),
     _counter(
         "trainer_time_seconds",
-        _fields("trainer.spent", "waiting", "training", "updating", "outside"),
-        "The trainer's time since its first batch.",
+        _fields("trainer.spent", "waiting", "waiting_for_ranks", "training", "updating", "outside"),
+        "The trainer's time since its first batch, mean over ranks.",
         "phase",
     ),
     _gauge("trainer_phase", _phases, "1 for what the trainer does now.", "phase"),
@@ -171,6 +171,7 @@ METRICS = (
     ),
     # --- engines ---
     _gauge("engine_load_ratio", "generator.load", "Share of all slots in use, mean of half a minute."),
+    _gauge("engine_busy_ratio", "generator.busy", "Share of the tokens per second that engines can make."),
     _gauge("engine_up", _engines(lambda e: e.health != "out"), "1 while requests flow to it.", "engine"),
     _gauge("engine_requests_in_flight", _engines(lambda e: e.now.in_flight), "Requests at it.", "engine"),
     _gauge("engine_slots", _engines(lambda e: e.now.allowed), "Requests that it may hold now.", "engine"),
@@ -192,7 +193,7 @@ METRICS = (
     # --- weight updates ---
     _gauge("weight_version", "run.version", "Published weight version."),
     _counter("updates", "totals.updates", "Published weight versions of this life."),
-    _counter("update_bubble_seconds", "totals.bubble_s", "Time that engines stood still for them."),
+    _counter("update_bubble_seconds", "totals.bubble_s", "Time that engines were paused for them."),
     _gauge("update_write_seconds", _last("updates", "write_s"), "The ranks' part of the last one."),
     _gauge("update_load_seconds", _last("updates", "load_s"), "The engines' part of the last one."),
     # --- the run ---

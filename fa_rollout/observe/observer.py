@@ -10,8 +10,8 @@ from typing import Self
 
 import msgspec
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.launcher.running import Running, open_channel
-from fa_rollout.observe.snapshot import Snapshot
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout, FaRolloutError
 from trainer_hook.messages import QuerySnapshot, RunEnded, SnapshotTaken, decode, encode
 

@@ -7,11 +7,18 @@ import textwrap
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from fa_rollout.observe.bound import AT_BOUND, Level
+from fa_rollout.account.bound import Level
+from fa_rollout.account.snapshot import (
+    STALENESS_LIMIT,
+    RankFigures,
+    RunPhase,
+    Snapshot,
+    StepFigures,
+    TrainerPhase,
+)
+from fa_rollout.account.verdict import Verdict, mean_step_s
+from fa_rollout.account.words import maybe, number, seconds, share, size
 from fa_rollout.observe.glyphs import Glyphs
-from fa_rollout.observe.snapshot import RankFigures, RunPhase, Snapshot, StepFigures, TrainerPhase
-from fa_rollout.observe.verdict import Verdict, mean_step_s
-from fa_rollout.observe.words import maybe, number, seconds, share, size
 
 Line = list[tuple[str, str]]
 """(words, style)."""
@@ -23,6 +30,15 @@ _ROOMY = 20
 _MOST_LINES = 3
 _CURVE = 24
 _BAR = 12
+_PHASE_WORDS = {
+    TrainerPhase.ABSENT: "not connected",
+    TrainerPhase.ATTACHING: "connecting",
+    TrainerPhase.WAITING: "waiting for data",
+    TrainerPhase.WAITING_FOR_RANKS: "waiting for ranks",
+    TrainerPhase.TRAINING: "training",
+    TrainerPhase.UPDATING: "updating",
+    TrainerPhase.OUTSIDE: "own code",
+}
 _HEALTH_STYLES = {
     "ok": "green",
     "paused": "cyan",
@@ -67,13 +83,13 @@ def _wrapped(start: str, text: str, width: int, most: int) -> list[str]:
 def trainer(now: Snapshot, glyphs: Glyphs) -> list[Line]:
     """What it does, and where its time went lately."""
     phase, recent = now.trainer.phase, now.trainer.recent
-    words = {TrainerPhase.OUTSIDE: "between calls", TrainerPhase.UPDATING: _update_words(now)}
-    line: Line = [(f"{words.get(phase, phase.value)} {seconds(now.trainer.since_s)}", _phase_style(phase))]
+    words = _PHASE_WORDS | {TrainerPhase.UPDATING: _update_words(now)}
+    line: Line = [(f"{words[phase]} {seconds(now.trainer.since_s)}", _phase_style(phase))]
     if recent.total_s:
-        parts = (("wait", recent.waiting), ("train", recent.training), ("update", recent.updating))
-        told = [f"{name} {share(value / recent.total_s)}" for name, value in parts]
-        if recent.outside > 0.005 * recent.total_s:
-            told.append(f"else {share(recent.outside / recent.total_s)}")
+        always = {"idle": recent.waiting, "train": recent.training, "update": recent.updating}
+        rest = {"wait for ranks": recent.waiting_for_ranks, "own code": recent.outside}
+        parts = always | {name: value for name, value in rest.items() if value > 0.005 * recent.total_s}
+        told = [f"{name} {share(value / recent.total_s)}" for name, value in parts.items()]
         line.append((f"; last {seconds(recent.total_s)}: {', '.join(told)}", ""))
     return [line]
 
@@ -87,7 +103,7 @@ def ranks(now: Snapshot) -> list[Line]:
     for (phase, step), members in together.items():
         who = ", ".join(f"{m.dp_rank}" + (f".{m.peer}" if m.peer else "") for m in members[:8])
         who += f" ... ({len(members)})" if len(members) > 8 else ""
-        what = f"{phase.value}{'' if step is None else f' step {step}'}"
+        what = f"{_PHASE_WORDS[phase]}{'' if step is None else f' step {step}'}"
         longest = max(member.since_s for member in members)
         held = sum(member.num_leases for member in members)
         pids = " ".join(str(member.pid) for member in members[:4])
@@ -131,7 +147,7 @@ def staleness(now: Snapshot, done: Sequence[StepFigures], glyphs: Glyphs) -> lis
         mean = "-" if last.staleness_mean is None else f"{last.staleness_mean:.1f}"
         curve = glyphs.curve(known, _CURVE // 2) if len(set(known)) > 1 else ""
         line.append((f"last {maybe(last.staleness_max)}, mean {mean}, ", ""))
-    line.append((f"most {maybe(ages.trained_max)} of {bound} " if done else f"at most {bound}", ""))
+    line.append((f"most {maybe(ages.trained_max)}, limit {bound} " if done else f"limit {bound}", ""))
     line.append((f"{curve}  ", "magenta"))
     line.append((f"running {maybe(ages.running_max)}, ready {maybe(ages.ready_max)}", "dim"))
     return [line]
@@ -145,7 +161,7 @@ def groups(now: Snapshot) -> list[Line]:
     ends = f"{number(g.trained)} trained, {g.filtered} filtered, {g.failed} failed, {g.dropped} dropped"
     lines: list[Line] = [[(at + back, "")], [(ends, "dim")]]
     if g.limit and not g.credits:
-        lines.append([(f"no more start now: {g.limit}", "dim")])
+        lines.append([(f"no new groups: {g.limit}", "dim")])
     return lines
 
 
@@ -168,7 +184,7 @@ def updates(now: Snapshot) -> list[Line]:
     if not now.totals.updates:
         return [[("none published yet", "dim")]]
     mean_s = now.totals.bubble_s / now.totals.updates
-    line: Line = [(f"{now.totals.updates} published, bubble {seconds(mean_s)} each", "")]
+    line: Line = [(f"{now.totals.updates} published, engines paused {seconds(mean_s)} each", "")]
     if now.updates:
         last = now.updates[-1]
         line.append((f"; last: write {seconds(last.write_s)}, load {seconds(last.load_s)}", "dim"))
@@ -181,6 +197,7 @@ def engines(now: Snapshot, glyphs: Glyphs) -> list[Line]:
     slots = generator.capacity
     total: Line = [
         (f"{number(generator.tokens_per_s)} tokens/s", "bold"),
+        (f", {share(generator.busy)} busy", ""),
         (f", {generator.in_flight} of {slots} slots in use, {share(generator.load)} on average", ""),
     ]
     if generator.waiting_for_engines:
@@ -231,8 +248,8 @@ def waits(now: Snapshot) -> list[Line]:
     ]
     if lines:
         return lines
-    for_whom = "" if now.generator.in_flight else now.groups.limit
-    return [[(f"engines for the trainer: {for_whom}" if for_whom == AT_BOUND else "nobody", "dim")]]
+    is_limited = not now.generator.in_flight and now.groups.limit == STALENESS_LIMIT
+    return [[(f"engines for the trainer: {STALENESS_LIMIT} is reached" if is_limited else "none", "dim")]]
 
 
 def slowest(now: Snapshot) -> list[Line]:
@@ -240,7 +257,7 @@ def slowest(now: Snapshot) -> list[Line]:
     lines: list[Line] = [
         [(f"{seconds(one.age_s)} ", ""), (f"{one.name}  {one.where}", "dim")] for one in now.slowest
     ]
-    return lines or [[("nothing under way", "dim")]]
+    return lines or [[("nothing in progress", "dim")]]
 
 
 def lost(now: Snapshot) -> list[Line]:

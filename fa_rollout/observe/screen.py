@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from fa_rollout.account.snapshot import Snapshot, StepFigures
+from fa_rollout.account.verdict import judge
 from fa_rollout.observe import rows
 from fa_rollout.observe.glyphs import Glyphs
 from fa_rollout.observe.rows import Line
-from fa_rollout.observe.snapshot import Snapshot, StepFigures
-from fa_rollout.observe.verdict import judge
 from trainer_hook.printable import printable
 
 LABEL = 11

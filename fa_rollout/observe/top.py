@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from fa_rollout.account.snapshot import Snapshot, StepFigures
+from fa_rollout.account.words import progress_line, seconds
 from fa_rollout.observe.glyphs import glyphs_for
 from fa_rollout.observe.observer import Observer, RunOver
 from fa_rollout.observe.screen import draw
-from fa_rollout.observe.snapshot import Snapshot, StepFigures
-from fa_rollout.observe.words import progress_line, seconds
 from trainer_hook.printable import printable
 
 NUM_STEPS = 240

@@ -14,6 +14,7 @@ from typing import Any
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Event
+from fa_rollout.account.snapshot import TimeSpent
 from fa_rollout.records.story import ENDS, Evaluation, GeneratorLife, Group, Handed, Step, Update
 
 
@@ -46,6 +47,8 @@ class History:
     exit_code: int | None = None
     """None while it runs, or where the hub did not live to tell."""
     ending: str = ""
+    spent: TimeSpent | None = None
+    """The trainer's time since its first batch; None before the end."""
     counts: dict[str, int] = field(default_factory=dict)
     """The hub's last word on its books."""
 
@@ -123,7 +126,7 @@ def _committed(event: events.GroupCommitted, history: History) -> None:
 @_take.register
 def _ended_untrained(event: events.GroupLost, history: History) -> None:
     group = _group(history, event)
-    group.place, group.reason, group.ended_s = event.outcome, event.reason, event.t
+    group.place, group.reason, group.kind, group.ended_s = event.outcome, event.reason, event.kind, event.t
 
 
 @_take.register
@@ -175,7 +178,7 @@ def _finished(event: events.PartFinished, history: History) -> None:
 def _trained(event: events.StepTrained, history: History) -> None:
     step = history.steps.get(event.step)
     if step is not None:
-        step.trained_s = event.t
+        step.trained_s, step.figures = event.t, event.figures
     for name in event.groups:
         if name in history.groups:
             history.groups[name].place, history.groups[name].ended_s = "trained", event.t
@@ -200,7 +203,7 @@ def _published(event: events.VersionPublished, history: History) -> None:
     if not history.updates or history.updates[-1].ended_s is not None:
         history.updates.append(Update(entering_s=event.t))  # by somebody else than the hook
     update = history.updates[-1]
-    update.ended_s, update.version, update.bubble_s = event.t, event.version, event.bubble_s
+    update.ended_s, update.version, update.figures = event.t, event.version, event.figures
 
 
 @_take.register
@@ -273,6 +276,7 @@ def _fatal(event: events.RunFailed, history: History) -> None:
 @_take.register
 def _ended(event: events.HubEnded, history: History) -> None:
     history.exit_code, history.ending, history.counts = event.exit_code, event.text, event.counts
+    history.spent = event.spent
     if history.lives and history.lives[-1].ended_s is None:
         history.lives[-1].ended_s = event.t
 

@@ -5,6 +5,8 @@ Times are those of the host's monotonic clock.
 
 from dataclasses import dataclass, field
 
+from fa_rollout.account.snapshot import StepFigures, UpdateFigures
+
 ENDS = ("trained", "filtered", "failed", "dropped")
 
 
@@ -18,6 +20,8 @@ class Group:
     attempt: int = 0
     reason: str = ""
     """Why it ended so, or was given back last."""
+    kind: str = ""
+    """What such reasons are counted by."""
     step: int | None = None
     version: int | None = None
     """That trained it."""
@@ -61,6 +65,8 @@ class Step:
     ranks: dict[tuple[int, int], Handed] = field(default_factory=dict)
     """By data-parallel rank and peer."""
     trained_s: float | None = None
+    figures: StepFigures | None = None
+    """Once it is trained."""
 
     @property
     def asked_s(self) -> float:
@@ -77,8 +83,13 @@ class Update:
     open_s: float | None = None
     publishing_s: float | None = None
     ended_s: float | None = None
-    bubble_s: float = 0.0
+    figures: UpdateFigures | None = None
     error: str | None = None
+
+    @property
+    def bubble_s(self) -> float:
+        """How long the engines paused for it."""
+        return self.figures.bubble_s if self.figures else 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,8 +8,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fa_rollout.account.words import number
 from fa_rollout.report.html import escape
-from fa_rollout.report.words import number, ticks
+from fa_rollout.report.ticks import ticks
 
 WIDTH, HEIGHT = 1000.0, 100.0
 

@@ -1,8 +1,8 @@
 """What the run's metrics say of its engines. In: engines as they were seen last. Out: a table in HTML."""
 
-from fa_rollout.observe.snapshot import EngineState
+from fa_rollout.account.snapshot import EngineState
+from fa_rollout.account.words import number, seconds
 from fa_rollout.report.html import escape
-from fa_rollout.report.words import number, seconds
 
 
 def table(engines: list[EngineState]) -> str:

@@ -1,108 +1,28 @@
-"""Numbers of a run, computed from its history. Pure.
+"""What the report draws: the hub's figures of each step, and levels over time. Pure.
 
-In: a `History`. Out: figures of each step, the trainer's time, series over time, histograms.
-Invariant: what the events do not tell is None or absent; the samples at engines alone are an estimate.
-
-A cycle of the trainer is from the first rank's request for a step to its request for the next one.
+In: a `History`. Invariant: figures are read, not computed again; of the levels, the samples under way are an
+estimate.
 """
 
 from collections import Counter
 from dataclasses import dataclass
-from statistics import fmean
+from functools import reduce
 
-from fa_rollout.observe.snapshot import TimeSpent
+from fa_rollout.account.snapshot import StepFigures, TimeSpent
 from fa_rollout.records.history import History
-from fa_rollout.records.story import Group, Step
-
-KINDS = ("train", "wait", "update", "other")
-"""What the trainer's time goes to, in the order of the pictures."""
+from fa_rollout.records.story import Group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """One step that was handed out."""
-
-    step: int
-    start_s: float
-    train: float
-    """Seconds in the block of the batch, mean over ranks; so are the next three."""
-    wait: float
-    update: float
-    other: float
-    """Between two calls of the hook: saving, evaluating, whatever the trainer does by itself."""
-    is_first: bool
-    """Of the trainer's life: its wait is start-up."""
-    reward: float | None
-    staleness_max: int | None
-    staleness_mean: float | None
-    num_groups: int
-    num_samples: int
-    num_tokens: int
-    """Of responses."""
-
-    @property
-    def idle(self) -> float:
-        """Wait that is no start-up."""
-        return 0.0 if self.is_first else self.wait
-
-    @property
-    def total(self) -> float:
-        return self.train + self.idle + self.update + self.other
+def steps_of(history: History) -> list[StepFigures]:
+    """The steps that were trained, in order, as the hub measured them."""
+    return [step.figures for _, step in sorted(history.steps.items()) if step.figures is not None]
 
 
-def step_figures(history: History) -> list[StepFigures]:
-    """Of all steps that a rank got, in order; what was lost ends a cycle, and is none."""
-    every = [step for step in [*history.steps.values(), *history.lost] if step.ranks]
-    every.sort(key=lambda step: step.asked_s)
-    found = []
-    for index, step in enumerate(every):
-        if history.steps[step.step] is not step:
-            continue
-        following_s = every[index + 1].asked_s if index + 1 < len(every) else None
-        is_first = index == 0 or history.has_left(every[index - 1].asked_s, step.asked_s)
-        found.append(_figures(history, step, following_s, is_first=is_first))
-    return sorted(found, key=lambda figures: figures.step)
-
-
-def _figures(history: History, step: Step, following_s: float | None, *, is_first: bool) -> StepFigures:
-    groups = [history.groups[name] for name in step.groups if name in history.groups]
-    parts = list(step.ranks.values())
-    start_s = step.asked_s
-    over_s = min([history.last_s, *(time_s for time_s in history.left_s if time_s > start_s)])
-    updates = [u for u in history.updates if start_s <= u.entering_s < min(following_s or over_s, over_s)]
-    end_s = max([*(p.finished_s or over_s for p in parts), *(u.ended_s or over_s for u in updates)])
-    if following_s is not None and following_s <= over_s:
-        end_s = following_s  # else the next step is of another life of the trainer
-    wait = fmean(p.handed_s - p.asked_s for p in parts)
-    train = fmean((p.finished_s or over_s) - p.handed_s for p in parts)
-    update = sum((u.ended_s or over_s) - u.entering_s for u in updates)
-    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-    ages = [group.staleness for group in groups if group.staleness is not None]
-    return StepFigures(
-        step=step.step,
-        start_s=start_s,
-        train=train,
-        wait=wait,
-        update=update,
-        other=max(0.0, end_s - start_s - wait - train - update),
-        is_first=is_first,
-        reward=fmean(rewards) if rewards else None,
-        staleness_max=max(ages, default=None),
-        staleness_mean=fmean(ages) if ages else None,
-        num_groups=len(groups),
-        num_samples=sum(len(group.rewards) for group in groups),
-        num_tokens=sum(sum(group.response_lens) for group in groups),
-    )
-
-
-def spent(steps: list[StepFigures]) -> TimeSpent:
-    """The trainer's time since its first batch."""
-    return TimeSpent(
-        training=sum(s.train for s in steps),
-        waiting=sum(s.idle for s in steps),
-        updating=sum(s.update for s in steps),
-        outside=sum(s.other for s in steps),
-    )
+def spent(history: History, steps: list[StepFigures]) -> TimeSpent:
+    """The trainer's time since its first batch: the hub's own at the end, the trained steps' before that."""
+    if history.spent is not None:
+        return history.spent
+    return reduce(TimeSpent.plus, (step.spent for step in steps), TimeSpent())
 
 
 # --- over time -------------------------------------------------------------------------------------------
@@ -180,53 +100,13 @@ def capacity(history: History) -> int:
     return max((life.concurrency for life in history.lives), default=0)
 
 
-def load(history: History, steps: list[StepFigures], over: Series) -> float | None:
-    """Share of the engines' places that were taken since the first batch, where the metrics do not tell it.
-
-    An estimate: of a group it is known when its first request left and when its record came, and a shorter
-    answer is taken to have held its place for a shorter time.
-    """
-    room = capacity(history)
-    if not steps or not room:
-        return None
-    start_s, end_s = steps[0].start_s + steps[0].wait, steps[-1].start_s + steps[-1].total
-    taken = total = 0.0
-    for index, level in enumerate(over.running):
-        low = over.start_s + index * over.width_s
-        share = max(0.0, min(end_s, low + over.width_s) - max(start_s, low))
-        taken += min(level, room) * share
-        total += share
-    return min(1.0, taken / (total * room)) if total > 0 else None
-
-
-def away_share(history: History, steps: list[StepFigures]) -> float:
-    """Share of the trainer's waits in which no generator was there to end them."""
-    waits = [(step.start_s, step.start_s + step.idle) for step in steps if step.idle > 0]
-    there = [
-        (life.ready_s, history.last_s if life.ended_s is None else life.ended_s)
-        for life in history.lives
-        if life.ready_s is not None
-    ]
-    waited_s = sum(b - a for a, b in waits)
-    with_one_s = sum(max(0.0, min(b, d) - max(a, c)) for a, b in waits for c, d in there)
-    return 1 - with_one_s / waited_s if waited_s > 0 and history.lives else 0.0
-
-
-def reason_class(reason: str) -> str:
-    """What groups that ended untrained are counted by: the reason without its particulars."""
-    parts = [part.strip() for part in reason.split(":")]
-    if parts[0] in ("generate", "reward", "filter", "slime", "raised") and len(parts) > 1:
-        return f"{parts[0]}: {parts[1]}"[:80]
-    return parts[0][:80] or "not told"
-
-
 def reasons(history: History) -> list[tuple[str, str, int, str]]:
-    """(how, class, number, an example) of groups that ended untrained, the most frequent first."""
+    """(how, kind, number, an example) of groups that ended untrained, the most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for group in history.groups.values():
         if group.place in ("failed", "filtered", "dropped"):
-            name = (group.place, reason_class(group.reason))
+            name = (group.place, group.kind)
             counts[name] += 1
             examples[name] = group.reason
     return [(how, kind, number, examples[how, kind]) for (how, kind), number in counts.most_common()]

@@ -5,19 +5,20 @@ Invariant: a lane with more spans than can be seen shows what took most of each 
 
 from collections.abc import Sequence
 
+from fa_rollout.account.words import seconds
 from fa_rollout.report.chart import WIDTH, Axis, x_labels
 from fa_rollout.report.html import escape
+from fa_rollout.report.ticks import clock, time_ticks
 from fa_rollout.report.timeline import Span
-from fa_rollout.report.words import clock, seconds, time_ticks
 
 NAMES = {
     "train": "training",
-    "wait": "waits for a batch",
+    "wait": "waiting in next_batch",
     "start": "starting",
     "update": "weight update",
     "write": "writes weights",
     "load": "engines load",
-    "bubble": "stands still",
+    "bubble": "engines paused",
     "work": "up",
     "evaluation": "evaluation",
 }

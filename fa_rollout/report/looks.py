@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from fa_rollout.observe.bound import Holds, holds_of
-from fa_rollout.observe.snapshot import EngineState, Snapshot
+from fa_rollout.account.bound import Holds, holds_of
+from fa_rollout.account.snapshot import EngineState, Snapshot
 
 FILE_NAME = "metrics.jsonl"
 

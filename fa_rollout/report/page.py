@@ -8,9 +8,10 @@ import datetime
 from collections.abc import Sequence
 from importlib.resources import files
 
+from fa_rollout.account.bound import Level
+from fa_rollout.account.snapshot import EngineState
+from fa_rollout.account.words import number, seconds
 from fa_rollout.config import to_toml
-from fa_rollout.observe.bound import Level
-from fa_rollout.observe.snapshot import EngineState
 from fa_rollout.process.masking import masked
 from fa_rollout.records.history import History
 from fa_rollout.records.story import ENDS
@@ -19,7 +20,6 @@ from fa_rollout.report import figures, pictures
 from fa_rollout.report.html import escape, policy
 from fa_rollout.report.sample_cards import Shown, sample_cards
 from fa_rollout.report.summary import Summary
-from fa_rollout.report.words import number, seconds
 from fa_rollout.version import __version__
 
 MAX_WARNINGS = 40
@@ -85,7 +85,7 @@ def _charts(*found: str) -> str:
 def _header(summary: Summary, title: str) -> str:
     history = summary.history
     if history.exit_code is None:
-        badge = '<span class="badge live">no end on record: it goes on, or its hub was lost</span>'
+        badge = '<span class="badge live">no end recorded: still running, or its hub was killed</span>'
     elif summary.verdict.level is Level.BAD:
         badge = f'<span class="badge bad">exit code {history.exit_code}</span>'
     else:
@@ -101,23 +101,23 @@ def _header(summary: Summary, title: str) -> str:
 
 def _verdict(summary: Summary) -> str:
     verdict = summary.verdict
-    advice = "".join(f"<li>{escape(text)}</li>" for text in verdict.advice)
+    said = verdict.headline[:1].upper() + verdict.headline[1:]
     notes = "".join(f"<li>{escape(text)}</li>" for text in verdict.notes)
     return (
-        f'<section class="verdict {verdict.level}" aria-label="Verdict"><p>{escape(verdict.headline)}</p>'
-        f'<ul>{advice}</ul><ul class="notes">{notes}</ul></section>'
+        f'<section class="verdict {verdict.level}" aria-label="Verdict"><p>{escape(said)}.</p>'
+        f'<p>{escape(verdict.why)}</p><ul class="notes">{notes}</ul></section>'
     )
 
 
 def _tiles(summary: Summary) -> str:
-    history, rewards = summary.history, summary.rewards
+    history, rewards = summary.history, [step.reward_mean for step in summary.steps]
     tenth = max(1, len(rewards) // 10)
     first, last = rewards[:tenth], rewards[-tenth:]
     wanted = (history.config.get("rollout") or {}).get("num_steps")
     trained = sum(step.trained_s is not None for step in history.steps.values())
     idle = summary.spent.idle
     oldest = max((s.staleness_max for s in summary.steps if s.staleness_max is not None), default=None)
-    working_s = sum(step.total for step in summary.steps)
+    working_s = summary.spent.total_s
     tiles = [
         ("Steps trained", number(trained), f"of {wanted}" if wanted else ""),
         (
@@ -128,9 +128,9 @@ def _tiles(summary: Summary) -> str:
         (
             "Trainer idle",
             "–" if idle is None else f"{idle:.1%}",
-            "waiting for samples",
+            "waiting for data",
         ),
-        ("Stalest sample", "–" if oldest is None else str(oldest), f"bound {summary.staleness}"),
+        ("Stalest sample", "–" if oldest is None else str(oldest), f"limit {summary.staleness}"),
         (
             "Tokens per second",
             number(summary.num_tokens / working_s) if working_s else "–",
@@ -165,7 +165,7 @@ def _books(summary: Summary) -> str:
     )
     return (
         f'<div class="box">{table}<p class="sum">{taken:,} prompts taken = {told} + '
-        f"{books.get('returned', 0):,} back in the data or under way: {verdict}.</p></div>"
+        f"{books.get('returned', 0):,} returned to the data or in progress: {verdict}.</p></div>"
     )
 
 

@@ -1,54 +1,46 @@
 """The report's pictures, each from the figures that it needs. In: a summary. Out: HTML."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from fa_rollout.observe.words import size
+from fa_rollout.account.snapshot import StepFigures
+from fa_rollout.account.words import number, size
+from fa_rollout.records.history import History
 from fa_rollout.report import figures
 from fa_rollout.report.chart import Axis, Limit, Line, columns, lines, share_bar
-from fa_rollout.report.figures import KINDS, StepFigures
 from fa_rollout.report.lane_chart import lane_chart
 from fa_rollout.report.summary import Summary
+from fa_rollout.report.ticks import clock, ticks, time_ticks
 from fa_rollout.report.timeline import lanes, spans
-from fa_rollout.report.words import clock, number, seconds, ticks, time_ticks
 
 MAX_COLUMNS = 160
 SMOOTHED_OVER = 10
 MAX_RANK_LANES = 8
 _CLOSE_UP_STEPS = 6
+_PHASES = (
+    ("training", "training", "train"),
+    ("waiting", "waiting for data", "wait"),
+    ("waiting_for_ranks", "waiting for the slowest rank", "ranks"),
+    ("updating", "weight updates", "update"),
+    ("outside", "its own code", "other"),
+)
+"""(field of TimeSpent, name, colour) in the order of the pictures."""
 
 
 def where_time_went(summary: Summary) -> str:
     """One bar of the whole run, and one a step."""
-    spent = summary.spent
-    shares = {
-        "train": spent.training / spent.total_s,
-        "wait": spent.waiting / spent.total_s,
-        "update": spent.updating / spent.total_s,
-        "other": spent.outside / spent.total_s,
-    }
-    names = {
-        "train": "training",
-        "wait": "waiting for samples",
-        "update": "weight updates",
-        "other": "its own code",
-    }
-    bar = share_bar([(names[kind], shares[kind], kind) for kind in KINDS], "Where the trainer's time went")
-    steps = summary.steps
-    get: dict[str, Callable[[StepFigures], float]] = {
-        "train": lambda s: s.train,
-        "wait": lambda s: s.idle,
-        "update": lambda s: s.update,
-        "other": lambda s: s.other,
-    }
+    spent, steps = summary.spent, summary.steps
+    parts = [(name, getattr(spent, field) / spent.total_s, colour) for field, name, colour in _PHASES]
+    bar = share_bar(parts, "Where the trainer's time went")
     found = [
-        Line(name=names[kind], values=_bins([get[kind](s) for s in steps]), colour=kind) for kind in KINDS
+        Line(name=name, values=_bins([getattr(step.spent, field) for step in steps]), colour=colour)
+        for field, name, colour in _PHASES
     ]
-    axis = _step_axis(steps, is_columns=True)
-    first = seconds(steps[0].wait)
-    note = f"seconds; the first step's wait of {first} is start-up and left out"
-    return bar + columns("Each step", found, axis, note=note)
+    if not steps:
+        return bar
+    note = "seconds, from the end of the step before; start-up is left out"
+    return bar + columns("Each step", found, _step_axis(steps, is_columns=True), note=note)
 
 
 def timeline(summary: Summary) -> str:
@@ -65,20 +57,24 @@ def timeline(summary: Summary) -> str:
     steps = summary.steps
     if len(steps) <= _CLOSE_UP_STEPS + 2:
         return whole
-    slowest = max(range(1, len(steps)), key=lambda index: steps[index].total)
+    slowest = max(range(1, len(steps)), key=lambda index: steps[index].spent.total_s)
     first = max(0, min(slowest - 2, len(steps) - _CLOSE_UP_STEPS))
     chosen = steps[first : first + _CLOSE_UP_STEPS]
-    end_s = chosen[-1].start_s + chosen[-1].total
+    start_s, end_s = _trained_s(history, chosen[0]) - chosen[0].spent.total_s, _trained_s(history, chosen[-1])
     title = f"A closer look: steps {chosen[0].step} to {chosen[-1].step}, around the longest"
-    return whole + lane_chart(title, by_lane, chosen[0].start_s, end_s, zero_s=history.began_s)
+    return whole + lane_chart(title, by_lane, start_s, end_s, zero_s=history.began_s)
+
+
+def _trained_s(history: History, step: StepFigures) -> float:
+    return history.steps[step.step].trained_s or history.last_s
 
 
 def reward(summary: Summary) -> str:
     """Mean reward by step."""
-    steps = [s for s in summary.steps if s.reward is not None]
+    steps = summary.steps
     if not steps:
         return ""
-    values = [s.reward for s in steps if s.reward is not None]
+    values = [step.reward_mean for step in steps]
     smooth = [fmean(values[max(0, i + 1 - SMOOTHED_OVER) : i + 1]) for i in range(len(values))]
     found = [
         Line(name="mean of a step", values=_bins(values), colour="train", style="faint"),
@@ -94,7 +90,7 @@ def staleness(summary: Summary) -> str:
     steps = [s for s in summary.steps if s.staleness_max is not None]
     if not steps:
         return ""
-    limit = Limit(value=float(summary.staleness), name=f"bound {summary.staleness}")
+    limit = Limit(value=float(summary.staleness), name=f"limit {summary.staleness}")
     found = [
         Line(
             name="stalest sample of a step",
@@ -153,7 +149,7 @@ def flow(summary: Summary) -> str:
     )
     room = figures.capacity(history)
     limit = (
-        Limit(value=float(room), name=f"{room} places at the engines")
+        Limit(value=float(room), name=f"{room} slots at the engines")
         if 0 < room < 4 * max(over.running)
         else None
     )
@@ -171,7 +167,7 @@ def flow(summary: Summary) -> str:
     ready = [Line(name="groups", values=over.ready, colour="wait", style="area")]
     note = f"of {size(ring_size)}" if ring_size else ""
     return (
-        lines("Samples under way", running, axis, limit=limit, note="of groups that have begun")
+        lines("Samples in progress", running, axis, limit=limit, note="of groups that have started")
         + lines("Tokens per second", tokens, axis, note="of groups as they were completed")
         + lines("Groups ready for the trainer", ready, axis)
         + lines("Ring fill", ring, axis, note=f"percent {note}")

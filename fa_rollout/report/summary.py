@@ -1,15 +1,16 @@
 """All that the page tells, gathered once. In: a history. Out: figures, shares, series, a verdict. Pure."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
+from fa_rollout.account.bound import Holds, Stretch
+from fa_rollout.account.snapshot import StepFigures, TimeSpent
+from fa_rollout.account.verdict import RunFacts, Verdict, judge_run
 from fa_rollout.launcher.ending import INTERRUPTED_CODES
-from fa_rollout.observe.bound import Holds, Stretch
-from fa_rollout.observe.snapshot import TimeSpent
 from fa_rollout.records.history import History
 from fa_rollout.records.story import ENDS
 from fa_rollout.report import figures
-from fa_rollout.report.figures import Series, StepFigures
-from fa_rollout.report.verdict import Facts, Verdict, judge
+from fa_rollout.report.figures import Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +33,19 @@ class Summary:
     @property
     def num_tokens(self) -> int:
         """Response tokens of trained steps."""
-        return sum(step.num_tokens for step in self.steps)
-
-    @property
-    def rewards(self) -> list[float]:
-        """Mean reward of each step that has one."""
-        return [step.reward for step in self.steps if step.reward is not None]
+        return sum(step.response_tokens for step in self.steps)
 
 
 def summarize(history: History, holds: Holds | None = None) -> Summary:
     """Compute everything; `holds`: what the metrics saw."""
-    steps = figures.step_figures(history)
+    steps = figures.steps_of(history)
     over = figures.series(history)
-    stretch = _stretch(history, steps, over, holds or Holds())
+    stretch = _stretch(history, steps, holds or Holds())
     reasons = figures.reasons(history)
     failed = [kind for how, kind, _, _ in reasons if how == "failed"]
     spent_s = stretch.spent.total_s
     books = history.books
-    facts = Facts(
+    facts = RunFacts(
         stretch=stretch,
         staleness_max=max((s.staleness_max for s in steps if s.staleness_max is not None), default=None),
         bubble_share=sum(u.bubble_s for u in history.updates) / spent_s if spent_s > 0 else 0.0,
@@ -66,22 +62,26 @@ def summarize(history: History, holds: Holds | None = None) -> Summary:
         spent=stretch.spent,
         over=over,
         staleness=stretch.staleness,
-        verdict=judge(facts),
+        verdict=judge_run(facts),
     )
 
 
-def _stretch(history: History, steps: list[StepFigures], over: Series, holds: Holds) -> Stretch:
+def _stretch(history: History, steps: list[StepFigures], holds: Holds) -> Stretch:
     books = history.books
     settled = books.get("trained", 0) + books.get("filtered", 0)
     return Stretch(
-        spent=figures.spent(steps),
+        spent=figures.spent(history, steps),
         staleness=int((history.config.get("rollout") or {}).get("staleness", 0)),
-        load=figures.load(history, steps, over) if holds.load is None else holds.load,
-        away=figures.away_share(history, steps),
+        busy=_busy(steps) if holds.busy is None else holds.busy,
         filtered=books.get("filtered", 0) / settled if settled else 0.0,
         num_engines=max((len(life.engines) for life in history.lives), default=0),
         holds=holds,
     )
+
+
+def _busy(steps: list[StepFigures]) -> float | None:
+    known = [step.busy for step in steps if step.busy is not None]
+    return fmean(known) if known else None
 
 
 def _mistake(history: History) -> str:

@@ -120,7 +120,7 @@ def _engines(history: History) -> list[Span]:
             if not at_s <= start_s <= end_s:
                 continue
             found.append(Span(lane="engines", kind="work", name="up", start_s=at_s, end_s=start_s))
-            name = f"stand still for version {version}"
+            name = f"paused for version {version}"
             found.append(Span(lane="engines", kind="bubble", name=name, start_s=start_s, end_s=stop_s))
             at_s = stop_s
         found.append(Span(lane="engines", kind="work", name="up", start_s=at_s, end_s=max(at_s, end_s)))

@@ -62,7 +62,7 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = options.output or options.folder / "report.html"
     text = page(summary, samples, engines=engines, without_samples=without)
     write_private(output, text)
-    print(summary.verdict.headline)
+    print(summary.verdict.headline[:1].upper() + summary.verdict.headline[1:])
     if len(found) > 1 and options.launch is None:
         print(f"the folder has {len(found)} launches; this is the last (--launch 1 is the first)")
     print(f"report: {output}")

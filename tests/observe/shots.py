@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from fa_rollout.observe.snapshot import (
+from fa_rollout.account.snapshot import (
     EngineState,
     GeneratorFigures,
     GroupFigures,
@@ -91,6 +91,7 @@ def healthy() -> Snapshot:
             in_flight=240,
             capacity=256,
             load=0.97,
+            busy=0.97,
             tokens_total=3_300_000,
             tokens_per_s=4100.0,
         ),

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from fa_rollout.account.snapshot import TimeSpent, TrainerPhase
 from fa_rollout.hub.measures.clocks import TrainerClock, trainer_phase
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment, World
-from fa_rollout.observe.snapshot import TimeSpent, TrainerPhase
 from trainer_hook.messages import Hello, Next, UpdateEnter
 
 P = TrainerPhase
@@ -41,11 +41,11 @@ class Trainer:
 
 
 def spent(**seconds: float) -> dict[str, float]:
-    return {"waiting": 0.0, "training": 0.0, "updating": 0.0, "outside": 0.0} | seconds
+    return dict.fromkeys(TimeSpent.__struct_fields__, 0.0) | seconds
 
 
 def figures(time: TimeSpent) -> dict[str, float]:
-    return {name: round(getattr(time, name), 6) for name in ("waiting", "training", "updating", "outside")}
+    return {name: round(getattr(time, name), 6) for name in TimeSpent.__struct_fields__}
 
 
 def test_each_second_is_counted_once_and_start_up_apart() -> None:
@@ -67,7 +67,7 @@ def test_each_second_is_counted_once_and_start_up_apart() -> None:
     assert clock.phase is P.TRAINING, "the trainer trains as long as a rank does"
     trainer.in_step = set()
     assert clock.is_first_lap
-    assert figures(clock.end_lap(114.0)) == spent(training=3.0)
+    assert figures(clock.end_lap(114.0)) == spent(training=2.5, waiting_for_ranks=0.5)
     trainer.at(114.0)
     assert clock.phase is P.OUTSIDE
     ranks[0].waiting = None
@@ -87,8 +87,9 @@ def test_each_second_is_counted_once_and_start_up_apart() -> None:
     for rank in ranks:
         rank.waiting = Next(request=4, step=1)
     trainer.at(118.0)
-    assert figures(clock.lap(122.0)) == spent(outside=1.0, updating=3.0, waiting=4.0)
-    assert figures(clock.spent(122.0)) == spent(training=3.0, outside=1.0, updating=3.0, waiting=4.0)
+    assert figures(clock.lap(122.0)) == spent(outside=0.5, waiting_for_ranks=1.0, updating=2.5, waiting=4.0)
+    whole = spent(training=2.5, waiting_for_ranks=1.5, outside=0.5, updating=2.5, waiting=4.0)
+    assert figures(clock.spent(122.0)) == whole
     assert clock.first_wait_s == pytest.approx(10.0)
     assert not clock.is_first_lap
 
@@ -132,6 +133,8 @@ def test_a_trainer_that_comes_again_starts_up_again() -> None:
         ({P.WAITING, P.UPDATING}, True, P.UPDATING),
         ({P.WAITING, P.OUTSIDE}, True, P.OUTSIDE),
         ({P.TRAINING, P.UPDATING}, True, P.TRAINING),
+        ({P.TRAINING, P.WAITING_FOR_RANKS}, True, P.TRAINING),
+        ({P.WAITING_FOR_RANKS}, True, P.WAITING_FOR_RANKS),
     ],
 )
 def test_the_trainer_waits_only_when_all_its_ranks_do(

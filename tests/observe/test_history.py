@@ -2,11 +2,11 @@
 
 import pytest
 
+from fa_rollout.account.snapshot import TimeSpent
 from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit, limits
 from fa_rollout.hub.measures.pulses import WINDOW_S, Pulses
 from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History, kind_of
 from fa_rollout.hub.reporting.snapshots import RECENT_STEPS, recent
-from fa_rollout.observe.snapshot import TimeSpent
 from tests.observe.shots import step
 from trainer_hook.messages import EngineFigures, Pulse
 
@@ -111,7 +111,7 @@ def test_the_tightest_limit_has_a_name() -> None:
         handed_bytes=0,
     )
     named = limits(window, load)
-    assert min(named, key=named.__getitem__) == "the staleness bound"
+    assert min(named, key=named.__getitem__) == "the staleness limit"
     assert credit(window, load) == 0
-    assert named["room in the ring"] == 85
+    assert named["ring space"] == 85
     assert named["the end of the run"] == 100

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from fa_rollout.account.snapshot import RunPhase, TrainerPhase
 from fa_rollout.hub.reporting.observers import MAX_OBSERVERS, MAX_UNREAD_BYTES
 from fa_rollout.observe.observer import Observer, RunOver
-from fa_rollout.observe.snapshot import RunPhase, TrainerPhase
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, ChannelTimeout, HandshakeRefused

@@ -8,11 +8,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from fa_rollout.account.snapshot import Reason, RunPhase, Snapshot, TimeSpent, Wait, WarningText
+from fa_rollout.account.verdict import judge, mean_step_s
+from fa_rollout.account.words import seconds
 from fa_rollout.observe.glyphs import ASCII, UNICODE, glyphs_for
 from fa_rollout.observe.screen import draw
-from fa_rollout.observe.snapshot import Reason, RunPhase, Snapshot, TimeSpent, Wait, WarningText
-from fa_rollout.observe.verdict import judge, mean_step_s
-from fa_rollout.observe.words import seconds
 from tests.observe.shots import changed, engine, healthy, step
 
 LONG = "a very long text that no terminal has room for " * 6
@@ -41,7 +41,7 @@ def test_everything_fits_and_the_verdict_comes_first(width: int, height: int, gl
         assert len(lines) <= height
         assert max(map(cell_len, lines)) <= width
         assert "fa_rollout 01234567" in lines[0]
-        assert "healthy: trainer waits 2%" in lines[1]
+        assert "healthy: trainer idle 2%" in lines[1]
         if chosen is ASCII:
             assert text.plain.isascii()
 
@@ -72,7 +72,7 @@ def test_a_usual_terminal_has_room_for_the_first_line() -> None:
 
 
 def test_engines_that_stand_still_for_the_trainers_sake_are_told() -> None:
-    waits = {"groups": {"limit": "the staleness bound"}, "waits": []}
+    waits = {"groups": {"limit": "the staleness limit"}, "waits": []}
     still = changed(healthy(), generator={"in_flight": 0}, **waits)
     assert "engines for the trainer" in draw(still, [], width=80, height=40, glyphs=UNICODE).plain
     assert (

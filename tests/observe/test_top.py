@@ -60,7 +60,7 @@ def test_a_stuck_trainer_is_seen_and_the_end_is_told(rig: MakeRig) -> None:
 
 def test_a_hub_that_does_not_answer_is_told_on_the_screen(rig: MakeRig) -> None:
     with rig() as run, Terminal("top", "--every", "0.2", environment=run.environment) as top:
-        top.shows("no trainer is attached")
+        top.shows("waiting for the trainer to connect")
         run.process.send_signal(signal.SIGSTOP)
         top.shows("NO ANSWER FOR")
         run.process.send_signal(signal.SIGCONT)

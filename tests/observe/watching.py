@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.launcher.running import Running
 from fa_rollout.observe.observer import Observer
-from fa_rollout.observe.snapshot import Snapshot
 from tests.hub.rig import Rig
 from trainer_hook import TrainerHook
 

@@ -20,6 +20,8 @@ from fa_rollout.simulation.sweep import NAMES, parse
 FLAT = recorded_lengths([[1000]])
 """Every answer has 1,000 tokens."""
 
+_LOADED = {"time_s": 0.0, "write_s": 0.0, "load_s": 0.0, "bubble_s": 0.5}
+
 
 def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
@@ -167,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
             {"t": at + 3, "event": "update", "phase": "entering"},
             {"t": at + 3.1, "event": "update", "phase": "open", "version": step + 1},
             {"t": at + 3.4, "event": "update", "phase": "publishing", "version": step + 1},
-            {"t": at + 4, "event": "published", "version": step + 1, "bubble_s": 0.5},
+            {"t": at + 4, "event": "published", "version": step + 1, "figures": _LOADED | {"version": 1}},
         ]  # fmt: skip
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return tmp_path

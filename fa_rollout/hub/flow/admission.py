@@ -6,6 +6,8 @@ so that every group started can be trained within it when batches take the oldes
 
 from dataclasses import dataclass
 
+from fa_rollout.account.snapshot import RING_SPACE, STALENESS_LIMIT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionWindow:
@@ -67,7 +69,7 @@ def limits(window: AdmissionWindow, load: Load) -> dict[str, int]:
     """The groups that each limit allows to be live, by its name."""
     bound = (window.staleness + 1) * window.groups_per_version - load.handed_since_publication
     return {
-        "the staleness bound": bound + window.surplus_groups if bound > 0 else 0,
+        STALENESS_LIMIT: bound + window.surplus_groups if bound > 0 else 0,
         "the end of the run": load.remaining,
-        "room in the ring": byte_limit(window, load),
+        RING_SPACE: byte_limit(window, load),
     }

@@ -1,15 +1,26 @@
 """Where the trainer's time goes, as the hub sees it: each rank's phase, and the phase of all together.
 
-In: looks at the world, after every event. Out: phases with their beginnings, and seconds by phase.
-Invariant: from the first batch of a trainer's life on, every second of it is counted once.
+In: looks at the world, after every event. Out: phases with their beginnings, and seconds by phase, mean over
+ranks. Invariant: from the first batch of a trainer's life on, every second of it is counted once.
+
+A rank waits for data only while all ranks do. Until the slowest has asked for its batch, or entered the
+update, the others wait for that rank.
 """
 
+from collections import Counter
+
+from fa_rollout.account.snapshot import TimeSpent, TrainerPhase
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment, World
-from fa_rollout.observe.snapshot import TimeSpent, TrainerPhase
 
-_COUNTED = (TrainerPhase.WAITING, TrainerPhase.TRAINING, TrainerPhase.UPDATING, TrainerPhase.OUTSIDE)
+_COUNTED = (
+    TrainerPhase.WAITING,
+    TrainerPhase.WAITING_FOR_RANKS,
+    TrainerPhase.TRAINING,
+    TrainerPhase.UPDATING,
+    TrainerPhase.OUTSIDE,
+)
 _IN_UPDATE = (Phase.OPEN, Phase.PUBLISHING)
 
 
@@ -25,8 +36,12 @@ class TrainerClock:
         self._has_begun = False
         """This life has got its first batch."""
         self._ranks: dict[int, tuple[TrainerPhase, float]] = {}
-        self._spent: dict[TrainerPhase, float] = dict.fromkeys(_COUNTED, 0.0)
-        self._lap = dict(self._spent)
+        self._shares: dict[TrainerPhase, float] = {}
+        """Of the ranks, by phase."""
+        self._is_away = False
+        """No generator is running."""
+        self._spent = TimeSpent()
+        self._lap = TimeSpent()
         """`_spent` at the end of the last step."""
         self._counted_s = 0.0
         self._update = Phase.IDLE
@@ -34,23 +49,27 @@ class TrainerClock:
         self.write_s = 0.0
         """How long the ranks wrote in the update that goes on, or in the last one."""
 
-    def look(self, world: World, steps: Steps, update: Phase, now_s: float) -> None:
+    def look(self, world: World, steps: Steps, update: Phase, now_s: float, *, is_away: bool = False) -> None:
         """Take note of what has changed."""
         if update is not self._update:
             self._turn_update(update, now_s)
-        present = set()
+        present: Counter[TrainerPhase] = Counter()
+        all_ask = all(rank.waiting is not None for rank in world.members.values())
         for rank in world.members.values():
-            phase = rank_phase(rank, steps, update)
-            present.add(phase)
+            phase = rank_phase(rank, steps, update, all_ask=all_ask)
+            present[phase] += 1
             known = self._ranks.get(rank.number)
             if known is None or known[0] is not phase:
                 self._ranks[rank.number] = (phase, now_s)
         if len(self._ranks) > len(world.members):
             numbers = {rank.number for rank in world.members.values()}
             self._ranks = {number: known for number, known in self._ranks.items() if number in numbers}
-        phase = trainer_phase(present, is_complete=world.is_complete)
+        phase = trainer_phase(set(present), is_complete=world.is_complete)
+        self._count(now_s)
         if phase is not self.phase:
             self._turn(phase, now_s)
+        self._is_away = is_away
+        self._shares = {one: count / len(world.members) for one, count in present.items()}
 
     def rank(self, rank: Attachment, now_s: float) -> tuple[TrainerPhase, float]:
         """(phase, seconds in it) of one rank."""
@@ -60,17 +79,17 @@ class TrainerClock:
     def spent(self, now_s: float) -> TimeSpent:
         """Since the first batch of the run."""
         self._count(now_s)
-        return _figures(self._spent)
+        return self._spent
 
     def lap(self, now_s: float) -> TimeSpent:
         """Since the last step's end, or since a trainer's first batch."""
         self._count(now_s)
-        return _figures({phase: self._spent[phase] - self._lap[phase] for phase in _COUNTED})
+        return self._spent.minus(self._lap)
 
     def end_lap(self, now_s: float) -> TimeSpent:
         """A step has ended: the time since the one before."""
         lap = self.lap(now_s)
-        self._lap = dict(self._spent)
+        self._lap = self._spent
         self.is_first_lap = False
         return lap
 
@@ -79,20 +98,21 @@ class TrainerClock:
         return now_s - self._update_since_s
 
     def _turn(self, phase: TrainerPhase, now_s: float) -> None:
-        self._count(now_s)
         if phase is TrainerPhase.TRAINING and not self._has_begun:
             self._has_begun, self.is_first_lap = True, True
-            self._lap = dict(self._spent)
+            self._lap = self._spent
         elif phase is TrainerPhase.ABSENT:
             self._has_begun = False
         self.phase, self.since_s = phase, now_s
-        self._counted_s = now_s
 
     def _count(self, now_s: float) -> None:
-        """Book the time since the last call under the present phase."""
+        """Book the time since the last call under the ranks' present phases."""
         passed_s, self._counted_s = now_s - self._counted_s, now_s
         if self.phase in _COUNTED and self._has_begun:
-            self._spent[self.phase] += passed_s
+            spent = {phase.value: share * passed_s for phase, share in self._shares.items()}
+            if self._is_away:
+                spent["without_generator"] = spent.get("waiting", 0.0)
+            self._spent = self._spent.plus(TimeSpent(**spent))
         elif self.phase is TrainerPhase.WAITING:
             self.first_wait_s += passed_s
 
@@ -102,10 +122,12 @@ class TrainerClock:
         self._update, self._update_since_s = update, now_s
 
 
-def rank_phase(rank: Attachment, steps: Steps, update: Phase) -> TrainerPhase:
-    """What a rank does now."""
+def rank_phase(rank: Attachment, steps: Steps, update: Phase, *, all_ask: bool) -> TrainerPhase:
+    """What a rank does now; `all_ask`: every rank is in `next_batch`."""
     if rank.waiting is not None:
-        return TrainerPhase.WAITING
+        return TrainerPhase.WAITING if all_ask else TrainerPhase.WAITING_FOR_RANKS
+    if rank.entered_update is not None and update is Phase.ENTERING:
+        return TrainerPhase.WAITING_FOR_RANKS
     if rank.entered_update is not None or update in _IN_UPDATE:
         return TrainerPhase.UPDATING
     return TrainerPhase.OUTSIDE if steps.current(rank) is None else TrainerPhase.TRAINING
@@ -120,8 +142,4 @@ def trainer_phase(ranks: set[TrainerPhase], *, is_complete: bool) -> TrainerPhas
     for phase in (TrainerPhase.TRAINING, TrainerPhase.UPDATING, TrainerPhase.OUTSIDE):
         if phase in ranks:
             return phase
-    return TrainerPhase.WAITING
-
-
-def _figures(spent: dict[TrainerPhase, float]) -> TimeSpent:
-    return TimeSpent(**{phase.value: seconds for phase, seconds in spent.items()})
+    return TrainerPhase.WAITING if TrainerPhase.WAITING in ranks else TrainerPhase.WAITING_FOR_RANKS

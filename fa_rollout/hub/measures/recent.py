@@ -10,9 +10,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
+from fa_rollout.account.snapshot import Reason, StepFigures, TimeSpent, UpdateFigures, WarningText
 from fa_rollout.hub.flow.composition import staleness
 from fa_rollout.hub.flow.flow import Step
-from fa_rollout.observe.snapshot import Reason, StepFigures, TimeSpent, UpdateFigures, WarningText
 
 NUM_STEPS = 256
 NUM_UPDATES = 64
@@ -43,7 +43,9 @@ class History:
         self._warnings: OrderedDict[str, _Told] = OrderedDict()
         self._reasons: OrderedDict[tuple[str, str], _Told] = OrderedDict()
 
-    def trained(self, step: Step, spent: TimeSpent, *, is_first: bool) -> None:
+    def trained(
+        self, step: Step, spent: TimeSpent, *, is_first: bool, busy: float | None = None
+    ) -> StepFigures:
         """All ranks have trained a step."""
         self.num_steps += 1
         self.num_samples += step.num_samples
@@ -52,32 +54,33 @@ class History:
         oldest = None if len(known) < len(ages) else max(known, default=None)
         if oldest is not None:
             self.staleness_max = max(oldest, self.staleness_max or 0)
-        self.steps.append(
-            StepFigures(
-                step=step.step,
-                version=step.version,
-                time_s=time.time(),
-                num_groups=len(step.groups),
-                num_samples=step.num_samples,
-                num_tokens=step.num_tokens,
-                response_tokens=sum(sum(commit.response_lens) for commit in step.commits),
-                reward_mean=step.reward_mean,
-                staleness_max=oldest,
-                staleness_mean=sum(known) / len(known) if known else None,
-                spent=spent,
-                is_first=is_first,
-            )
+        figures = StepFigures(
+            step=step.step,
+            version=step.version,
+            time_s=time.time(),
+            num_groups=len(step.groups),
+            num_samples=step.num_samples,
+            num_tokens=step.num_tokens,
+            response_tokens=sum(sum(commit.response_lens) for commit in step.commits),
+            reward_mean=step.reward_mean,
+            staleness_max=oldest,
+            staleness_mean=sum(known) / len(known) if known else None,
+            spent=spent,
+            is_first=is_first,
+            busy=busy,
         )
+        self.steps.append(figures)
+        return figures
 
-    def published(self, version: int, *, write_s: float, load_s: float, bubble_s: float) -> None:
+    def published(self, version: int, *, write_s: float, load_s: float, bubble_s: float) -> UpdateFigures:
         """A version is in the engines."""
         self.num_updates += 1
         self.bubble_s += bubble_s
-        self.updates.append(
-            UpdateFigures(
-                version=version, time_s=time.time(), write_s=write_s, load_s=load_s, bubble_s=bubble_s
-            )
+        figures = UpdateFigures(
+            version=version, time_s=time.time(), write_s=write_s, load_s=load_s, bubble_s=bubble_s
         )
+        self.updates.append(figures)
+        return figures
 
     def warned(self, text: str) -> None:
         """Something degraded; the same words again count as one warning."""
@@ -116,7 +119,7 @@ def kind_of(reason: str) -> str:
     """The first words, the same for all reasons of one kind."""
     words = reason.split(":")
     head = ":".join(words[:2]) if words[0] in _TWO_WORDS and len(words) > 1 else words[0]
-    return re.sub(r"\d+", "N", " ".join(head.split()))[:_KIND_LENGTH]
+    return re.sub(r"\d+", "N", " ".join(head.split()))[:_KIND_LENGTH] or "unknown"
 
 
 def _tell(told: "OrderedDict[Any, _Told]", key: Any, text: str, limit: int) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
-from fa_rollout.observe.snapshot import Snapshot
 
 NAME = "metrics.jsonl"
 

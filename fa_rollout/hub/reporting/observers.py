@@ -8,10 +8,10 @@ import time
 
 import msgspec
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.selector import Selector
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
-from fa_rollout.observe.snapshot import Snapshot
 from shm.channels.channel import Channel
 from trainer_hook import messages as m
 

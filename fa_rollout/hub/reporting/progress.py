@@ -4,11 +4,11 @@ In: the state of the hub. Out: `Progress` to the launcher, which prints it, and 
 Invariant: never more often than `trainer.progress_s`, and not less than once a minute while a run is alive.
 """
 
+from fa_rollout.account.snapshot import Snapshot
+from fa_rollout.account.verdict import judge
+from fa_rollout.account.words import progress_line
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.reporting.snapshots import portrait, with_history
-from fa_rollout.observe.snapshot import Snapshot
-from fa_rollout.observe.verdict import judge
-from fa_rollout.observe.words import progress_line
 from trainer_hook.messages import Progress
 
 QUIET_S = 60.0

@@ -9,13 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fa_rollout.hub.core import Core
-from fa_rollout.hub.flow.composition import staleness
-from fa_rollout.hub.flow.flow import Flow
-from fa_rollout.hub.measures.pulses import FAILING_S
-from fa_rollout.hub.reporting.waits import waits
-from fa_rollout.hub.state.world import Attachment
-from fa_rollout.observe.snapshot import (
+from fa_rollout.account.snapshot import (
     EngineState,
     GeneratorFigures,
     GroupFigures,
@@ -30,6 +24,12 @@ from fa_rollout.observe.snapshot import (
     Totals,
     TrainerFigures,
 )
+from fa_rollout.hub.core import Core
+from fa_rollout.hub.flow.composition import staleness
+from fa_rollout.hub.flow.flow import Flow
+from fa_rollout.hub.measures.pulses import FAILING_S
+from fa_rollout.hub.reporting.waits import waits
+from fa_rollout.hub.state.world import Attachment
 from trainer_hook.messages import EngineFigures, Pulse
 
 T = TypeVar("T")

@@ -1,9 +1,9 @@
 """Who waits for whom, in words, and since when. Reads the state, changes nothing."""
 
+from fa_rollout.account.snapshot import RING_SPACE, TrainerPhase, Wait
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment
-from fa_rollout.observe.snapshot import TrainerPhase, Wait
 
 _SHORTEST_S = 0.5
 """What lasts less is no wait to speak of."""
@@ -65,7 +65,7 @@ def _generator(core: Core, now_s: float) -> list[Wait]:
     if pulse is not None and pulse.num_waiting_for_ring:
         since_s = core.pulses.ring_full_s(now_s)
         groups = f"{pulse.num_waiting_for_ring} finished groups"
-        found.append(Wait(who=groups, what="room in the ring", since_s=since_s))
+        found.append(Wait(who=groups, what=RING_SPACE, since_s=since_s))
     return found
 
 

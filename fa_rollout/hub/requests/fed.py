@@ -114,4 +114,4 @@ class LauncherDesk:
     def _publish(self, flow: Flow, message: m.Announce) -> None:
         if message.version != flow.version:
             flow.published(message.version)
-            self._core.log.write(events.VersionPublished(version=message.version, bubble_s=0.0))
+            self._core.log.write(events.VersionPublished(version=message.version, figures=None))

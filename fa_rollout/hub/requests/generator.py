@@ -14,6 +14,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.meter import TooManyFailures
 from fa_rollout.hub.flow.stream import Source
+from fa_rollout.hub.measures.recent import kind_of
 from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
 from fa_rollout.hub.requests.shards import Shards
 from shm.errors import DescriptorRefused
@@ -96,12 +97,10 @@ class GeneratorDesk:
                 core = self._core
                 write_s, load_s = core.clock.write_s, core.clock.update_s(time.monotonic())
                 if core.updates.published(message, flow):
-                    core.history.published(
+                    figures = core.history.published(
                         message.version, write_s=write_s, load_s=load_s, bubble_s=message.bubble_s
                     )
-                    core.log.write(
-                        events.VersionPublished(version=message.version, bubble_s=message.bubble_s)
-                    )
+                    core.log.write(events.VersionPublished(version=message.version, figures=figures))
 
     def _commit(self, message: m.Commit, flow: Flow) -> None:
         bare = msgspec.structs.replace(message, payload=b"") if message.payload else message
@@ -229,8 +228,11 @@ class GeneratorDesk:
 
     def _note(self, event: events.Event) -> bool:
         """Log an event; True for a group that is lost for a reason not seen before."""
-        self._core.log.write(event)
-        return isinstance(event, events.GroupLost) and self._core.history.lost(event.outcome, event.reason)
+        if not isinstance(event, events.GroupLost):
+            self._core.log.write(event)
+            return False
+        self._core.log.write(msgspec.structs.replace(event, kind=kind_of(event.reason)))
+        return self._core.history.lost(event.outcome, event.reason)
 
     def _flow(self, source: Source) -> Flow:
         core = self._core

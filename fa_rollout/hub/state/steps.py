@@ -12,6 +12,7 @@ import msgspec
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Note
+from fa_rollout.account.snapshot import StepFigures
 from fa_rollout.config import Config
 from fa_rollout.hub.flow.composition import BatchWait
 from fa_rollout.hub.flow.flow import Flow, Step
@@ -43,7 +44,7 @@ class Steps:
         to_rank: Callable[[Attachment, Message], None],
         note: Note,
         *,
-        on_trained: Callable[[Step], None] = lambda step: None,
+        on_trained: Callable[[Step], StepFigures],
     ) -> None:
         self._note = note
         self._on_trained = on_trained
@@ -143,8 +144,10 @@ class Steps:
         step = opened.step
         if all(outcome is Outcome.TRAINED for outcome in opened.outcomes.values()):
             flow.trained(step)
-            self._on_trained(step)
-            self._note(events.StepTrained(step=step.step, version=step.version, groups=step.names))
+            figures = self._on_trained(step)
+            self._note(
+                events.StepTrained(step=step.step, version=step.version, groups=step.names, figures=figures)
+            )
         else:
             self._take_back(step, flow)
         return True

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.observe.bound import Level
-from fa_rollout.observe.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase
-from fa_rollout.observe.verdict import judge
+from fa_rollout.account.bound import Level
+from fa_rollout.account.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase
+from fa_rollout.account.verdict import judge
 from tests.observe.shots import changed, engine, healthy, rank
 
 WAITS_MUCH = {"recent": TimeSpent(waiting=12.0, training=16.0, updating=2.0)}
@@ -15,27 +15,27 @@ WAITS_MUCH = {"recent": TimeSpent(waiting=12.0, training=16.0, updating=2.0)}
 def test_a_healthy_run_is_told_with_its_two_shares() -> None:
     verdict = judge(healthy())
     assert verdict.level is Level.OK
-    assert verdict.headline == "healthy: trainer waits 2%, engines busy 97%"
+    assert verdict.headline == "healthy: trainer idle 2%, engines 97% busy"
     assert verdict.why == ""
 
 
 @pytest.mark.parametrize(
     ("parts", "level", "headline", "why"),
     [
-        ({"run": {"phase": RunPhase.GIVEN_UP, "ending": "no engine"}}, Level.BAD, "given up", "no engine"),
-        ({"run": {"phase": RunPhase.ENDING, "ending": "SIGTERM"}}, Level.NOTE, "ends", "SIGTERM"),
+        ({"run": {"phase": RunPhase.GIVEN_UP, "ending": "no engine"}}, Level.BAD, "has failed", "no engine"),
+        ({"run": {"phase": RunPhase.ENDING, "ending": "SIGTERM"}}, Level.NOTE, "ending", "SIGTERM"),
         ({"run": {"phase": RunPhase.STARTING}, "generator": {"is_up": False}}, Level.NOTE, "starting", "for"),
         ({"generator": {"is_up": False}}, Level.BAD, "no generator", "8 finished groups"),
-        ({"generator": {"pulse_age_s": 8.0}}, Level.WARN, "silent for 8.0 s", "heartbeat"),
-        ({"engines": [engine(1, "out", last_error="refused")]}, Level.BAD, "no engine answers", "refused"),
-        ({"trainer": {"phase": TrainerPhase.ABSENT}}, Level.NOTE, "no trainer", "8 groups are ready"),
-        ({"trainer": {"phase": TrainerPhase.ATTACHING, "num_missing": 3}}, Level.NOTE, "3 ranks", "for"),
+        ({"generator": {"pulse_age_s": 8.0}}, Level.WARN, "not reported for 8.0 s", "heartbeat"),
+        ({"engines": [engine(1, "out", last_error="refused")]}, Level.BAD, "no engine responds", "refused"),
+        ({"trainer": {"phase": TrainerPhase.ABSENT}}, Level.NOTE, "for the trainer", "8 groups are ready"),
+        ({"trainer": {"phase": TrainerPhase.ATTACHING, "num_missing": 3}}, Level.NOTE, "3 more ranks", "for"),
         ({"trainer": {"recent": TimeSpent()}}, Level.NOTE, "first batch", "8 of 16"),
-        ({"trainer": WAITS_MUCH}, Level.WARN, "waits 40% for data; held up by the engines", "Add engines"),
+        ({"trainer": WAITS_MUCH}, Level.WARN, "trainer idle 40%: the engines are saturated", "Add engines"),
         (
             {"trainer": WAITS_MUCH, "groups": {"filtered": 1600}},
             Level.WARN,
-            "the filter, which rejects 67%",
+            "the filter rejects 67%",
             "difficulty",
         ),
         ({"groups": {"failed": 90}, "reasons": [Reason(outcome="failed", reason="reward: timeout", count=90,

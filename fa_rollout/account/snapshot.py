@@ -15,6 +15,10 @@ import msgspec
 
 from trainer_hook.messages.from_generator import EngineFigures, Lingering
 
+STALENESS_LIMIT = "the staleness limit"
+RING_SPACE = "ring space"
+"""Names of two limits on new groups, see `GroupFigures.limit`."""
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Root of a snapshot's parts."""
@@ -39,7 +43,9 @@ class TrainerPhase(StrEnum):
     ATTACHING = "attaching"
     """Some ranks are here, others not yet."""
     WAITING = "waiting"
-    """In `next_batch`; of the trainer as a whole: all ranks are."""
+    """All ranks are in `next_batch`: the trainer could compute, and has no data."""
+    WAITING_FOR_RANKS = "waiting_for_ranks"
+    """In `next_batch` or `update_weights`, while a slower rank has not called it yet."""
     TRAINING = "training"
     """Inside the block of a batch; of the trainer: at least one rank is."""
     UPDATING = "updating"
@@ -88,31 +94,44 @@ class RankFigures(Part):
 
 
 class TimeSpent(Part):
-    """Seconds of the trainer as a whole, by phase; the phase that lasts is counted up to now."""
+    """Seconds by what the trainer did, mean over its ranks; the present phase counts up to now."""
 
     waiting: float = 0.0
+    """For data: no rank had any."""
+    waiting_for_ranks: float = 0.0
+    """For the slowest rank."""
     training: float = 0.0
     updating: float = 0.0
     outside: float = 0.0
+    without_generator: float = 0.0
+    """Part of `waiting`: no generator was running."""
 
     @property
     def total_s(self) -> float:
         """All of it."""
-        return self.waiting + self.training + self.updating + self.outside
+        return self.waiting + self.waiting_for_ranks + self.training + self.updating + self.outside
 
     def plus(self, other: "TimeSpent") -> "TimeSpent":
         """Both together."""
         return TimeSpent(
-            waiting=self.waiting + other.waiting,
-            training=self.training + other.training,
-            updating=self.updating + other.updating,
-            outside=self.outside + other.outside,
+            **{name: getattr(self, name) + getattr(other, name) for name in TimeSpent.__struct_fields__}
+        )
+
+    def minus(self, other: "TimeSpent") -> "TimeSpent":
+        """What is more here."""
+        return TimeSpent(
+            **{name: getattr(self, name) - getattr(other, name) for name in TimeSpent.__struct_fields__}
         )
 
     @property
     def idle(self) -> float | None:
-        """Share that was spent in waits for a batch; None where no time was spent."""
+        """Share spent waiting for data; None if no time was spent."""
         return self.waiting / self.total_s if self.total_s > 0 else None
+
+    @property
+    def away(self) -> float:
+        """Share of the waits for data in which no generator was running."""
+        return self.without_generator / self.waiting if self.waiting > 0 else 0.0
 
 
 class TrainerFigures(Part):
@@ -153,7 +172,7 @@ class GroupFigures(Part):
     credits: int = 0
     """That the limits allow to start now; 0 is the rule, since each is used at once."""
     limit: str = ""
-    """What holds further groups back, in words; empty where nothing does."""
+    """What keeps further groups from starting, in words; empty if nothing does."""
 
 
 class GeneratorFigures(Part):
@@ -176,8 +195,11 @@ class GeneratorFigures(Part):
     """Samples that engines take at once."""
     load: float | None = None
     """Share of the capacity in use, mean of the last half minute."""
+    busy: float | None = None
+    """Share of the tokens per second that the engines can make, mean of the last half minute: measured by how
+    an answer's speed falls with the number of requests; share of slots where that is not known yet."""
     is_paused: bool = False
-    """Engines stand still for a weight update."""
+    """Engines are paused for a weight update."""
     rewards_in_progress: int = 0
     rewards_failed: int = 0
     evaluations: int = 0
@@ -204,6 +226,12 @@ class EngineState(Part):
     or its process has ended)."""
     now: EngineFigures
     tokens_per_s: float = 0.0
+    busy: float | None = None
+    """See `GeneratorFigures.busy`."""
+    alone_tokens_per_s: float | None = None
+    """Speed of one answer at the lowest load seen; None: no answer yet."""
+    most_tokens_per_s: float | None = None
+    """What the engine would make with all slots in use; None: the loads seen are too much alike to tell."""
 
     @property
     def complaint(self) -> str:
@@ -260,6 +288,8 @@ class StepFigures(Part):
     """Since the end of the step before."""
     is_first: bool = False
     """Of a trainer's life: its wait is start-up."""
+    busy: float | None = None
+    """Share of what the engines can do that they did, when it ended; None: unknown."""
 
 
 class UpdateFigures(Part):

@@ -1,31 +1,6 @@
-"""Numbers and times as people read them, and ticks for axes. Pure."""
+"""Where the labels of an axis stand, and clock times along it. Pure."""
 
 import math
-
-
-def number(value: float) -> str:
-    """Three digits that matter: 0.123, 12.3, 1,234, 56.7k, 8.9M."""
-    size = abs(value)
-    if value == int(value) and size < 10_000:
-        return f"{int(value):,}"
-    if size >= 1e9:
-        return f"{value / 1e9:.3g}G"
-    if size >= 1e6:
-        return f"{value / 1e6:.3g}M"
-    if size >= 10_000:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
-
-
-def seconds(value: float) -> str:
-    """840 ms, 12.3 s, 4 min 10 s, 2 h 5 min."""
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    if value < 60:
-        return f"{value:.3g} s"
-    if value < 3600:
-        return f"{int(value) // 60} min {int(value) % 60} s"
-    return f"{int(value) // 3600} h {int(value) % 3600 // 60} min"
 
 
 def clock(value: float, span_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What the report's verdict says beyond the bound, whose rules are tested with the live view's."""
+"""What the verdict on a whole run says beyond its bound."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,32 @@ from typing import Any
 import msgspec
 import pytest
 
-from fa_rollout.observe.bound import Bound, Level, Stretch
-from fa_rollout.observe.snapshot import Snapshot, TimeSpent, TrainerPhase
+from fa_rollout.account.bound import Bound, Level, Stretch
+from fa_rollout.account.snapshot import Snapshot, TimeSpent, TrainerPhase
+from fa_rollout.account.verdict import RunFacts, judge_run
 from fa_rollout.report.looks import FILE_NAME, seen
-from fa_rollout.report.verdict import Facts, judge
 from tests.observe.shots import changed, engine, healthy
 
 STRETCH = Stretch(
-    spent=TimeSpent(waiting=2.0, training=95.0, updating=2.0, outside=1.0), staleness=4, load=0.9
+    spent=TimeSpent(waiting=2.0, training=95.0, updating=2.0, outside=1.0), staleness=4, busy=0.9
 )
 
 
-def facts(**changes: Any) -> Facts:
-    return Facts(**({"stretch": STRETCH, "num_ended": 100} | changes))
+def facts(**changes: Any) -> RunFacts:
+    return RunFacts(**({"stretch": STRETCH, "num_ended": 100} | changes))
 
 
 def test_a_run_that_trained_is_told_with_its_two_shares() -> None:
-    verdict = judge(facts())
+    verdict = judge_run(facts())
     assert (verdict.bound, verdict.level) == (Bound.TRAINING, Level.OK)
-    assert "at work 95% of its time" in verdict.headline
-    assert "waited for data 2%" in verdict.headline
+    assert verdict.headline == "healthy: trainer idle 2%, engines 90% busy"
     assert verdict.notes == []
 
 
 def test_a_run_that_ended_early_is_bad_whatever_it_was_bound_by() -> None:
-    verdict = judge(facts(mistake="the hub was lost"))
+    verdict = judge_run(facts(mistake="the hub was lost"))
     assert (verdict.bound, verdict.level) == (Bound.TRAINING, Level.BAD)
-    assert verdict.headline.startswith("The run ended early: the hub was lost. Until then: healthy")
+    assert verdict.headline.startswith("the run ended early: the hub was lost; until then: healthy")
 
 
 @pytest.mark.parametrize(
@@ -43,18 +42,18 @@ def test_a_run_that_ended_early_is_bad_whatever_it_was_bound_by() -> None:
         ({"num_filtered": 40}, ["40% of the groups were filtered"]),
         ({"bubble_share": 0.2}, ["20%"]),
         ({"num_generator_deaths": 1}, ["replaced once"]),
-        ({"staleness_max": 2}, ["2 versions old; the bound is 4"]),
+        ({"staleness_max": 2}, ["2 versions old; the limit is 4"]),
     ],
 )
 def test_notes_say_what_else_there_was(changes: dict[str, Any], words: list[str]) -> None:
-    said = " ".join(judge(facts(**changes)).notes)
+    said = " ".join(judge_run(facts(**changes)).notes)
     for word in words:
         assert word in said
 
 
 def test_looks_count_where_the_trainer_waited_and_those_of_other_releases_do_not(tmp_path: Path) -> None:
     waiting = {"phase": TrainerPhase.WAITING}
-    full = changed(healthy(), groups={"limit": "room in the ring"})
+    full = changed(healthy(), groups={"limit": "ring space"})
     lines = [
         _line(changed(full, trainer=waiting)),
         _line(changed(full, trainer=waiting, totals={"steps": 0})),  # start-up
