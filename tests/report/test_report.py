@@ -91,7 +91,7 @@ def test_a_rank_enters_an_update_when_its_step_is_done_and_evaluations_have_lane
 def test_failures_are_counted_by_class(recorded: Recorded, history: History) -> None:
     counts = recorded.events[-1]["counts"]
     found = {(how, kind): count for how, kind, count, _ in figures.reasons(history)}
-    assert found["failed", "raised: ValueError"] == counts["failed"]
+    assert found["failed", "generate: ValueError"] == counts["failed"]
     assert sum(found.values()) == counts["failed"] + counts["filtered"] + counts["dropped"]
 
 
@@ -190,7 +190,7 @@ def test_the_command_writes_a_page_that_holds_everything(
     said = capsys.readouterr().out
     text = output.read_text(encoding="utf-8")
     assert str(output) in said
-    for word in ("Timeline", "Reward", "How stale", "nothing was lost", "raised: ValueError", "tool 42"):
+    for word in ("Timeline", "Reward", "How stale", "nothing was lost", "generate: ValueError", "tool 42"):
         assert word in text
     assert "src=" not in text
     assert "href=" not in text
