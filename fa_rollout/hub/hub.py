@@ -163,7 +163,8 @@ class Hub:
     def _trained(self, step: Step) -> StepFigures:
         clock, now_s = self.core.clock, time.monotonic()
         is_first = clock.is_first_lap
-        return self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first)
+        busy = self.core.pulses.busy(self.core.concurrency)
+        return self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first, busy=busy)
 
     def _stop_hopeless(self, flow: Flow) -> None:
         """Engines need not finish what no step can train any more."""

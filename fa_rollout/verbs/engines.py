@@ -6,9 +6,9 @@ from contextlib import closing
 
 import msgspec
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.config import ConfigError
 from fa_rollout.launcher.running import find, observe
-from fa_rollout.observe.snapshot import Snapshot
 from trainer_hook.messages import ChangeEngines, EnginesNow, QuerySnapshot, SnapshotTaken
 from trainer_hook.printable import printable
 from trainer_hook.session.connection import Connection

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from fa_rollout.observe.snapshot import Snapshot
+from fa_rollout.account.snapshot import Snapshot
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
 from shm.errors import ChannelClosed, HandshakeRefused

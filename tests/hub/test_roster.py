@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.state.membership import Roster
 from fa_rollout.launcher.running import Running, observe
-from fa_rollout.observe.snapshot import Snapshot
 from tests.hub.rig import VOCAB_SIZE, Rig
 from tests.kit.scripted import ScriptedEngine
 from trainer_hook.messages import (

@@ -146,6 +146,15 @@ class GaveUp(Message):
     """What the user has to change."""
 
 
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast answers came beside about so many others; sums over their tokens."""
+
+    tokens: float
+    beside: float
+    """Requests at the engine, the answer's own included, mean over its time; times its tokens."""
+    spent_s: float
+
+
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, or the router, as the generator sees it."""
 
@@ -154,6 +163,8 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     allowed: int
     """Requests that it may hold now; less than `capacity` after an overload or an outage."""
     capacity: int
+    paces: list[Pace] = []
+    """By load."""
     is_out: bool = False
     """Its circuit is open: it gets no request, and is probed."""
     num_done: int = 0

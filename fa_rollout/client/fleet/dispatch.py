@@ -33,6 +33,9 @@ class Lane:
     window: Window
     circuit: Circuit
     in_flight: int = 0
+    slot_s: float = 0.0
+    """Its requests, integrated over time until `moved_s`."""
+    moved_s: float = field(default_factory=time.monotonic)
     bound: deque["_Waiter"] = field(default_factory=deque)
     """Waiters that want this lane and no other."""
     is_leaving: bool = False
@@ -43,6 +46,13 @@ class Lane:
         """A lane for this many requests at once."""
         circuit = Circuit(policy.circuit_failures, policy.max_untrue, policy.untrue_rest_s)
         return cls(url=url, window=Window(capacity), circuit=circuit)
+
+    def move(self, change: int) -> None:
+        """Requests come or go."""
+        now_s = time.monotonic()
+        self.slot_s += self.in_flight * (now_s - self.moved_s)
+        self.moved_s = now_s
+        self.in_flight += change
 
     @property
     def is_usable(self) -> bool:
@@ -111,7 +121,7 @@ class LaneDispatcher:
         else:
             lane = self._choose(avoid, barred, time.monotonic())
         if lane is not None:
-            lane.in_flight += 1
+            lane.move(1)
         return lane
 
     async def acquire(
@@ -141,7 +151,7 @@ class LaneDispatcher:
 
     def release(self, lane: Lane) -> None:
         """A slot comes back, and goes on to the oldest waiter."""
-        lane.in_flight -= 1
+        lane.move(-1)
         assert lane.in_flight >= 0, "a slot was returned twice"
         self.pump()
 
@@ -212,7 +222,7 @@ class LaneDispatcher:
 
     def _grant(self, waiter: _Waiter, lane: Lane) -> None:
         if not waiter.future.done():
-            lane.in_flight += 1
+            lane.move(1)
             waiter.future.set_result(lane)
 
     def _home(self, key: str | None, barred: frozenset[Lane]) -> Lane | None:

@@ -30,6 +30,10 @@ class Flight:
     wire_id: str
     lane: Lane
     started_s: float = field(default_factory=time.monotonic)
+    started_slot_s: float = 0.0
+    """Of its lane, when it started."""
+    started_active_s: float = 0.0
+    """Of the clock that pauses with the engines."""
     scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     timer: Timer | None = None
     has_landed: bool = False

@@ -121,7 +121,14 @@ class Sender:
             call.pause = None
 
     async def _attempt(self, call: Call, lane: Lane) -> Completion:
-        flight = Flight(rid=call.rid, wire_id=self.ids.make(call.rid), lane=lane)
+        lane.move(0)
+        flight = Flight(
+            rid=call.rid,
+            wire_id=self.ids.make(call.rid),
+            lane=lane,
+            started_slot_s=lane.slot_s,
+            started_active_s=self.clock.now(),
+        )
         self.flights.launch(flight, self.clock.now() + self.policy.request_timeout_s)
         call.flight = flight
         limit = answer_limit(call.input_ids, call.sampling_params, call.options)
@@ -168,6 +175,12 @@ class Sender:
         if completion.finish != "abort" or len(completion.output_ids):
             self.retries.patience.answered(self.clock.now())
         self.books.finish(lane.url, flight.started_s, completion)
+        lane.move(0)
+        wall_s = max(1e-6, time.monotonic() - flight.started_s)
+        beside = (lane.slot_s - flight.started_slot_s) / wall_s
+        self.books.paced(
+            lane.url, len(completion.output_ids), beside, self.clock.now() - flight.started_active_s
+        )
         return completion
 
     def _made_before(self, verdict: ServerVerdict, call: Call, flight: Flight) -> Completion:

@@ -1,5 +1,6 @@
 """What a pool counts, and the frozen picture of it."""
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ from fa_rollout.client.wire.completion import Completion
 _REMEMBERED = 1024
 _SHARES = (50, 90, 99)
 _NUM_SLOWEST = 5
+_PACES_PER_FACTOR = 5
+"""Loads that differ by a fifth in their logarithm are kept apart."""
+_PACED_TOKENS = 1e6
+"""After this many, what was seen before counts half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class LaneStatistics:
     """p50, p90, p99 of the latest answers; empty before the first."""
     version: str | None
     """Label of the newest token that it answered with."""
+    paces: tuple[tuple[float, float, float], ...] = ()
+    """By load: tokens, load times tokens, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,8 @@ class _Page:
     failing_since_s: float | None = None
     failed_s: float = 0.0
     version: str | None = None
+    paces: dict[int, list[float]] = field(default_factory=dict)
+    """By the logarithm of the load: tokens, load times tokens, seconds."""
 
 
 class RequestBooks:
@@ -99,6 +108,19 @@ class RequestBooks:
         if completion.versions:
             page.version = completion.versions[-1][0]
         page.latencies_s.append(time.monotonic() - started_s)
+
+    def paced(self, url: str, num_tokens: int, beside: float, spent_s: float) -> None:
+        """An answer took this long beside so many others; old ones fade."""
+        if not num_tokens:
+            return
+        paces = self._pages[url].paces
+        place = round(_PACES_PER_FACTOR * math.log(max(1.0, beside)))
+        pace = paces.setdefault(place, [0.0, 0.0, 0.0])
+        for index, value in enumerate((num_tokens, beside * num_tokens, spent_s)):
+            pace[index] += value
+        if sum(pace[0] for pace in paces.values()) > _PACED_TOKENS:
+            for pace in paces.values():
+                pace[:] = [value / 2 for value in pace]
 
     def fail(self, url: str, failure: FailureClass, error: str) -> None:
         """An attempt failed."""
@@ -126,6 +148,7 @@ class RequestBooks:
             failing_s=0.0 if page.failing_since_s is None else page.failed_s - page.failing_since_s,
             latency_s=_percentiles(page.latencies_s),
             version=page.version,
+            paces=tuple((pace[0], pace[1], pace[2]) for pace in page.paces.values()),
         )
 
 

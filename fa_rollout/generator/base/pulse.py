@@ -11,7 +11,7 @@ import msgspec
 from fa_rollout.client.base.circuit import CircuitState
 from fa_rollout.client.requests.statistics import PoolStatistics
 from fa_rollout.user_code.failure import in_one_line
-from trainer_hook.messages import EngineFigures, Lingering, Message, Pulse, Warned
+from trainer_hook.messages import EngineFigures, Lingering, Message, Pace, Pulse, Warned
 
 BEAT_S = 0.05
 PULSE_S = 1.0
@@ -25,6 +25,7 @@ def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
             in_flight=lane.num_in_flight,
             allowed=lane.num_allowed,
             capacity=lane.capacity,
+            paces=[Pace(tokens=t, beside=n, spent_s=s) for t, n, s in lane.paces],
             is_out=lane.circuit is CircuitState.OPEN,
             num_done=lane.num_done,
             num_aborted=lane.num_aborted,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, get_args
 
+from fa_rollout.hub.measures.saturation import engine_rates
 from trainer_hook.messages import Pulse
 
 WINDOW_S = 30.0
@@ -76,6 +77,17 @@ class Pulses:
             if (slots := min(capacity, sum(engine.allowed for engine in pulse.engines)))
         ]
         return sum(shares) / len(shares) if shares else None
+
+    def busy(self, capacity: int) -> float | None:
+        """Share of what the engines can do, mean of the window: measured where their answers' speeds tell it,
+        else the share of their slots in use."""
+        shares = []
+        for _, pulse in self._window:
+            rates = [engine_rates(engine) for engine in pulse.engines if not engine.is_out]
+            known = [rate for rate in rates if rate is not None]
+            if known and len(known) == len(rates):
+                shares.append(sum(now for now, _ in known) / sum(most for _, most in known))
+        return sum(shares) / len(shares) if shares else self.load(capacity)
 
     @property
     def tokens_per_s(self) -> float:

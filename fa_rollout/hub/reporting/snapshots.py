@@ -193,6 +193,7 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
         waiting_for_engines=pulse.waiting_for_engines,
         capacity=core.concurrency,
         load=pulses.load(core.concurrency),
+        busy=pulses.busy(core.concurrency),
         is_paused=pulse.is_paused,
         rewards_in_progress=pulse.rewards_in_progress,
         rewards_failed=pulse.rewards_failed,
