@@ -88,7 +88,7 @@ UNPASSED: set[str] = {
     "fa_rollout/process/child.py:ChildProcess.__init__:own_session",
     "fa_rollout/report/chart.py:columns:high",
     "fa_rollout/report/chart.py:columns:limit",
-    "fa_rollout/report/words.py:time_ticks:wanted",
+    "fa_rollout/report/ticks.py:time_ticks:wanted",
     "fa_rollout/rewards/runner.py:RewardRunner.__init__:function",
     "fa_rollout/simulation/engines.py:SimulatedEngines._decode:event",
     "fa_rollout/simulation/table.py:show:console",
