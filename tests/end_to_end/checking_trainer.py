@@ -40,7 +40,7 @@ class Weights:
             logprobs_r = logprobs_TV[sample.prompt_length - 1 : -1].gather(
                 -1, sample.response_tokens.long()[:, None]
             )
-            difference_r = (logprobs_r[:, 0] - sample.logprobs).abs()
+            difference_r = (logprobs_r[:, 0] - sample.logprobs).abs() * sample.loss_mask
             largest = max(largest, float(difference_r[start : span.end].max()))
             start = span.end
         assert start == sample.response_length, "spans cover the response"
@@ -57,6 +57,7 @@ def note(sample: Sample, step: int, version: int, difference: float) -> dict[str
         "label": sample.label,
         "prompt_tokens": sample.tokens[: sample.prompt_length].tolist(),
         "response_tokens": sample.response_tokens.tolist(),
+        "loss_mask": sample.loss_mask.tolist(),
         "versions": [span.version for span in sample.version_spans],
         "reward": sample.reward,
         "group_reward_mean": sample.group_reward_mean,

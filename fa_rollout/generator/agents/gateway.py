@@ -29,6 +29,7 @@ from fa_rollout.generator.agents import anthropic, chat, responses
 from fa_rollout.generator.agents.forms import Answer, GatewayError, Request
 from fa_rollout.generator.agents.messages import Json
 from fa_rollout.generator.agents.session import Session, ended
+from fa_rollout.user_code.failure import in_one_line, told
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,12 @@ class Gateway:
                 return response
             except ConnectionError:
                 return web.Response(status=499)  # the client is gone; nobody reads this
-            except GatewayError as error:
-                headers = {"x-should-retry": "true" if error.can_be_retried else "false"}
-                return _json(failed(error), status=error.status, headers=headers)
+            except web.HTTPException:
+                raise
+            except Exception as error:
+                failure = error if isinstance(error, GatewayError) else _mistake(error)
+                headers = {"x-should-retry": "true" if failure.can_be_retried else "false"}
+                return _json(failed(failure), status=failure.status, headers=headers)
 
         return handle
 
@@ -212,6 +216,12 @@ def _asked(wire: ModuleType, body: bytes, rest: Json) -> Request:
         return asked
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GatewayError(400, f"the request cannot be read: {error}") from error
+
+
+def _mistake(error: Exception) -> GatewayError:
+    """The user's parser raised, or this code is wrong: the same request would fail again."""
+    logger.error("event=gateway_failed\n%s", told(error))
+    return GatewayError(422, f"the gateway failed: {in_one_line(error)}", code="gateway_failed")
 
 
 def _is_connected(request: web.Request) -> bool:
