@@ -221,3 +221,11 @@ class Passed(ast.NodeVisitor):
         is_open = any(isinstance(argument, ast.Starred) for argument in node.args)
         number = float("inf") if is_open else len(node.args) - shift
         self._most[name] = max(self._most[name], number)
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """Test folders are no packages: pytest imports two files of one name as one module."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        found[path.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
