@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
 
-from fa_rollout.account.snapshot import RING_SPACE, STALENESS_LIMIT, Snapshot, TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import RING_SPACE, STALENESS_LIMIT, Snapshot, TrainerPhase
 from fa_rollout.account.words import share
 
 IDLE_LIMIT = 0.05

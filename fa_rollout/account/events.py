@@ -7,6 +7,7 @@ skipped. A field without a default is written with every event.
 # mypy: disable-error-code="misc"
 # msgspec hands `frozen` and `kw_only` down to subclasses; the dataclass protocol that mypy knows does not.
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -16,10 +17,14 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from fa_rollout.account.snapshot import StepFigures, TimeSpent, UpdateFigures
+from fa_rollout.account.figures import StepFigures, TimeSpent, UpdateFigures
 from trainer_hook.messages import Outcome, Settlement
 
 FILE_NAME = "events.jsonl"
+
+_KIND_LENGTH = 60
+_TWO_WORDS = ("generate", "reward", "filter", "slime", "raised")
+"""Reasons whose kind is told by the word behind the first colon."""
 
 AssignedSample = tuple[int, int, bool, int]
 """(group, member, filler, mask_before)"""
@@ -116,6 +121,13 @@ class RecordUnwanted(GroupRecorded, tag="unwanted"):
     """The group is at another attempt, or settled."""
 
 
+def kind_of(reason: str) -> str:
+    """The first words, the same for all reasons of one kind."""
+    words = reason.split(":")
+    head = ":".join(words[:2]) if words[0] in _TWO_WORDS and len(words) > 1 else words[0]
+    return re.sub(r"\d+", "N", " ".join(head.split()))[:_KIND_LENGTH] or "unknown"
+
+
 class GroupSettled(Event):
     """An attempt ended without being trained."""
 
@@ -128,8 +140,11 @@ class GroupLost(GroupSettled):
     """The group has ended: it will not be issued again."""
 
     outcome: ClassVar[Settlement]
-    kind: str = ""
-    """The reason without its particulars, by which lost groups are counted."""
+
+    @property
+    def kind(self) -> str:
+        """The reason without its particulars, by which lost groups are counted."""
+        return kind_of(self.reason)
 
 
 class GroupFiltered(GroupLost, tag="filtered"):

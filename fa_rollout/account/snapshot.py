@@ -11,17 +11,12 @@ Counts only grow within one life of the hub (`_total` in the metrics); ages are 
 
 from enum import StrEnum
 
-import msgspec
-
+from fa_rollout.account.figures import Part, StepFigures, TimeSpent, UpdateFigures
 from trainer_hook.messages.from_generator import EngineFigures, Lingering
 
 STALENESS_LIMIT = "the staleness limit"
 RING_SPACE = "ring space"
 """Names of two limits on new groups, see `GroupFigures.limit`."""
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Root of a snapshot's parts."""
 
 
 class RunPhase(StrEnum):
@@ -91,47 +86,6 @@ class RankFigures(Part):
     step: int | None = None
     """That it is in."""
     num_leases: int = 0
-
-
-class TimeSpent(Part):
-    """Seconds by what the trainer did, mean over its ranks; the present phase counts up to now."""
-
-    waiting: float = 0.0
-    """For data: no rank had any."""
-    waiting_for_ranks: float = 0.0
-    """For the slowest rank."""
-    training: float = 0.0
-    updating: float = 0.0
-    outside: float = 0.0
-    without_generator: float = 0.0
-    """Part of `waiting`: no generator was running."""
-
-    @property
-    def total_s(self) -> float:
-        """All of it."""
-        return self.waiting + self.waiting_for_ranks + self.training + self.updating + self.outside
-
-    def plus(self, other: "TimeSpent") -> "TimeSpent":
-        """Both together."""
-        return TimeSpent(
-            **{name: getattr(self, name) + getattr(other, name) for name in TimeSpent.__struct_fields__}
-        )
-
-    def minus(self, other: "TimeSpent") -> "TimeSpent":
-        """What is more here."""
-        return TimeSpent(
-            **{name: getattr(self, name) - getattr(other, name) for name in TimeSpent.__struct_fields__}
-        )
-
-    @property
-    def idle(self) -> float | None:
-        """Share spent waiting for data; None if no time was spent."""
-        return self.waiting / self.total_s if self.total_s > 0 else None
-
-    @property
-    def away(self) -> float:
-        """Share of the waits for data in which no generator was running."""
-        return self.without_generator / self.waiting if self.waiting > 0 else 0.0
 
 
 class TrainerFigures(Part):
@@ -264,45 +218,6 @@ class StalenessFigures(Part):
     ready_max: int | None = None
     trained_max: int | None = None
     """Of all steps of this life."""
-
-
-class StepFigures(Part):
-    """One trained step."""
-
-    step: int
-    version: int
-    """That it was trained under."""
-    time_s: float
-    """When its last rank was done; unix time."""
-    num_groups: int
-    num_samples: int
-    num_tokens: int
-    """In the loss."""
-    response_tokens: int
-    reward_mean: float
-    staleness_max: int | None
-    """None where an engine told no version."""
-    staleness_mean: float | None
-    """Over groups, each by its oldest token."""
-    spent: TimeSpent
-    """Since the end of the step before."""
-    is_first: bool = False
-    """Of a trainer's life: its wait is start-up."""
-    busy: float | None = None
-    """Share of what the engines can do that they did, when it ended; None: unknown."""
-
-
-class UpdateFigures(Part):
-    """One published weight version."""
-
-    version: int
-    time_s: float
-    write_s: float
-    """From the last rank's entry to the last one's exit: the trainer gathers and writes."""
-    load_s: float
-    """Until every engine had confirmed."""
-    bubble_s: float
-    """Engines stood still."""
 
 
 class Totals(Part):

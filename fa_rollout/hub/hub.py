@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from fa_rollout.account import events
-from fa_rollout.account.snapshot import StepFigures
+from fa_rollout.account.figures import StepFigures
 from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.hub.checkpoints.resuming import Restarts
 from fa_rollout.hub.checkpoints.saving import States

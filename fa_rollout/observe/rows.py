@@ -8,14 +8,8 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from fa_rollout.account.bound import Level
-from fa_rollout.account.snapshot import (
-    STALENESS_LIMIT,
-    RankFigures,
-    RunPhase,
-    Snapshot,
-    StepFigures,
-    TrainerPhase,
-)
+from fa_rollout.account.figures import StepFigures
+from fa_rollout.account.snapshot import STALENESS_LIMIT, RankFigures, RunPhase, Snapshot, TrainerPhase
 from fa_rollout.account.verdict import Verdict, mean_step_s
 from fa_rollout.account.words import maybe, number, seconds, share, size
 from fa_rollout.observe.glyphs import Glyphs

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from fa_rollout.account.snapshot import Snapshot, StepFigures
+from fa_rollout.account.figures import StepFigures
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.account.verdict import judge
 from fa_rollout.observe import rows
 from fa_rollout.observe.glyphs import Glyphs

@@ -8,7 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
-from fa_rollout.account.snapshot import Snapshot, StepFigures
+from fa_rollout.account.figures import StepFigures
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.config import Config, to_shown_dict
 from fa_rollout.observe.metrics import METRICS, PREFIX
 

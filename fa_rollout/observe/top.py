@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fa_rollout.account.snapshot import Snapshot, StepFigures
+from fa_rollout.account.figures import StepFigures
+from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.account.words import progress_line, seconds
 from fa_rollout.observe.glyphs import glyphs_for
 from fa_rollout.observe.observer import Observer, RunOver

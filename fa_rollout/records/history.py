@@ -14,7 +14,7 @@ from typing import Any
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Event
-from fa_rollout.account.snapshot import TimeSpent
+from fa_rollout.account.figures import TimeSpent
 from fa_rollout.records.story import ENDS, Evaluation, GeneratorLife, Group, Handed, Step, Update
 
 

@@ -5,7 +5,7 @@ Times are those of the host's monotonic clock.
 
 from dataclasses import dataclass, field
 
-from fa_rollout.account.snapshot import StepFigures, UpdateFigures
+from fa_rollout.account.figures import StepFigures, UpdateFigures
 
 ENDS = ("trained", "filtered", "failed", "dropped")
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import reduce
 
-from fa_rollout.account.snapshot import StepFigures, TimeSpent
+from fa_rollout.account.figures import StepFigures, TimeSpent
 from fa_rollout.records.history import History
 from fa_rollout.records.story import Group
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from fa_rollout.account.snapshot import StepFigures
+from fa_rollout.account.figures import StepFigures
 from fa_rollout.account.words import number, size
 from fa_rollout.records.history import History
 from fa_rollout.report import figures

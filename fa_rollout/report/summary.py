@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fa_rollout.account.bound import Holds, Stretch
-from fa_rollout.account.snapshot import StepFigures, TimeSpent
+from fa_rollout.account.figures import StepFigures, TimeSpent
 from fa_rollout.account.verdict import RunFacts, Verdict, judge_run
 from fa_rollout.launcher.ending import INTERRUPTED_CODES
 from fa_rollout.records.history import History

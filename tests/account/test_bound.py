@@ -15,7 +15,8 @@ from fa_rollout.account.bound import (
     level_of,
     remedies,
 )
-from fa_rollout.account.snapshot import TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import TrainerPhase
 from fa_rollout.account.verdict import RunFacts, judge, judge_run
 from tests.observe.shots import changed, engine, healthy
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from fa_rollout.account.bound import Bound, Level, Stretch
-from fa_rollout.account.snapshot import Snapshot, TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import Snapshot, TrainerPhase
 from fa_rollout.account.verdict import RunFacts, judge_run
 from fa_rollout.report.looks import FILE_NAME, seen
 from tests.observe.shots import changed, engine, healthy

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from fa_rollout.account.bound import Level
-from fa_rollout.account.snapshot import Reason, RunPhase, TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import Reason, RunPhase, TrainerPhase
 from fa_rollout.account.verdict import judge
 from tests.observe.shots import changed, engine, healthy, rank
 

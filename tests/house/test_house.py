@@ -50,7 +50,6 @@ SHARED_NAMES: set[str] = {
     "Session",
     "Span",
     "Step",
-    "StepFigures",
     "Turn",
     "Verdict",
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from fa_rollout.account.figures import StepFigures, TimeSpent, UpdateFigures
 from fa_rollout.account.snapshot import (
     EngineState,
     GeneratorFigures,
@@ -14,12 +15,9 @@ from fa_rollout.account.snapshot import (
     RunPhase,
     Snapshot,
     StalenessFigures,
-    StepFigures,
-    TimeSpent,
     Totals,
     TrainerFigures,
     TrainerPhase,
-    UpdateFigures,
 )
 from trainer_hook.messages import EngineFigures, Lingering
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.account.snapshot import TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import TrainerPhase
 from fa_rollout.hub.measures.clocks import TrainerClock, trainer_phase
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment, World

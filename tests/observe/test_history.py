@@ -2,10 +2,11 @@
 
 import pytest
 
-from fa_rollout.account.snapshot import TimeSpent
+from fa_rollout.account.events import kind_of
+from fa_rollout.account.figures import TimeSpent
 from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit, limits
 from fa_rollout.hub.measures.pulses import WINDOW_S, Pulses
-from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History, kind_of
+from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History
 from fa_rollout.hub.reporting.snapshots import RECENT_STEPS, recent
 from tests.observe.shots import step
 from trainer_hook.messages import EngineFigures, Pulse

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from fa_rollout.account.snapshot import Reason, RunPhase, Snapshot, TimeSpent, Wait, WarningText
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import Reason, RunPhase, Snapshot, Wait, WarningText
 from fa_rollout.account.verdict import judge, mean_step_s
 from fa_rollout.account.words import seconds
 from fa_rollout.observe.glyphs import ASCII, UNICODE, glyphs_for

@@ -11,7 +11,7 @@ import pytest
 
 from fa_rollout.account import events
 from fa_rollout.account.bound import Bound
-from fa_rollout.account.snapshot import TimeSpent
+from fa_rollout.account.figures import TimeSpent
 from fa_rollout.cli import main
 from fa_rollout.records.folder import launches
 from fa_rollout.records.history import History, histories

@@ -9,7 +9,8 @@ update, the others wait for that rank.
 
 from collections import Counter
 
-from fa_rollout.account.snapshot import TimeSpent, TrainerPhase
+from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.snapshot import TrainerPhase
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment, World

@@ -4,13 +4,14 @@ In: news, as they come. Out: the parts of a snapshot. Invariant: bounded, whatev
 decides nothing.
 """
 
-import re
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from fa_rollout.account.snapshot import Reason, StepFigures, TimeSpent, UpdateFigures, WarningText
+from fa_rollout.account.events import kind_of
+from fa_rollout.account.figures import StepFigures, TimeSpent, UpdateFigures
+from fa_rollout.account.snapshot import Reason, WarningText
 from fa_rollout.hub.flow.composition import staleness
 from fa_rollout.hub.flow.flow import Step
 
@@ -18,9 +19,6 @@ NUM_STEPS = 256
 NUM_UPDATES = 64
 NUM_WARNINGS = 16
 NUM_REASONS = 32
-_KIND_LENGTH = 60
-_TWO_WORDS = ("generate", "reward", "filter", "slime", "raised")
-"""Reasons whose kind is told by the word behind the first colon."""
 _TEXT_LENGTH = 400
 
 
@@ -113,13 +111,6 @@ class History:
             for (outcome, kind), told in self._reasons.items()
         ]
         return sorted(reasons, key=lambda reason: -reason.count)
-
-
-def kind_of(reason: str) -> str:
-    """The first words, the same for all reasons of one kind."""
-    words = reason.split(":")
-    head = ":".join(words[:2]) if words[0] in _TWO_WORDS and len(words) > 1 else words[0]
-    return re.sub(r"\d+", "N", " ".join(head.split()))[:_KIND_LENGTH] or "unknown"
 
 
 def _tell(told: "OrderedDict[Any, _Told]", key: Any, text: str, limit: int) -> None:

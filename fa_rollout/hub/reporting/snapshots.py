@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fa_rollout.account.figures import StepFigures, TimeSpent
 from fa_rollout.account.snapshot import (
     EngineState,
     GeneratorFigures,
@@ -19,8 +20,6 @@ from fa_rollout.account.snapshot import (
     RunPhase,
     Snapshot,
     StalenessFigures,
-    StepFigures,
-    TimeSpent,
     Totals,
     TrainerFigures,
 )

@@ -14,7 +14,6 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.meter import TooManyFailures
 from fa_rollout.hub.flow.stream import Source
-from fa_rollout.hub.measures.recent import kind_of
 from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
 from fa_rollout.hub.requests.shards import Shards
 from shm.errors import DescriptorRefused
@@ -228,11 +227,8 @@ class GeneratorDesk:
 
     def _note(self, event: events.Event) -> bool:
         """Log an event; True for a group that is lost for a reason not seen before."""
-        if not isinstance(event, events.GroupLost):
-            self._core.log.write(event)
-            return False
-        self._core.log.write(msgspec.structs.replace(event, kind=kind_of(event.reason)))
-        return self._core.history.lost(event.outcome, event.reason)
+        self._core.log.write(event)
+        return isinstance(event, events.GroupLost) and self._core.history.lost(event.outcome, event.reason)
 
     def _flow(self, source: Source) -> Flow:
         core = self._core

@@ -12,7 +12,7 @@ import msgspec
 
 from fa_rollout.account import events
 from fa_rollout.account.events import Note
-from fa_rollout.account.snapshot import StepFigures
+from fa_rollout.account.figures import StepFigures
 from fa_rollout.config import Config
 from fa_rollout.hub.flow.composition import BatchWait
 from fa_rollout.hub.flow.flow import Flow, Step
