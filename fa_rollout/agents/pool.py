@@ -10,6 +10,7 @@ Invariant: every session that began ends once, with `Ended`.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -62,6 +63,10 @@ class _Worker:
     lifeline: int
     words: int
     sessions: dict[int, Running] = field(default_factory=dict)
+    gone: "asyncio.Future[CodePlace | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Where it was when it ended."""
     is_ready: bool = False
     is_retiring: bool = False
 
@@ -119,8 +124,8 @@ class AgentWorkers:
             return running.ended.result().at
         worker.sessions.pop(running.ticket, None)
         worker.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        at = worker.place()
+        await asyncio.wait({worker.gone}, timeout=2 * _KILL_S)
+        at = worker.gone.result() if worker.gone.done() else None
         running.ended.set_result(Ended(ticket=running.ticket, failure="its worker was ended"))
         return None if at is None else str(at)
 
@@ -189,9 +194,11 @@ class AgentWorkers:
             logger.warning("event=agent_worker_confused pid=%d", process.pid)
         finally:
             self._workers.remove(worker)
-            os.close(alive)  # the nurse ends what is left
+            await in_thread(_wait, process)
+            os.close(alive)  # a nurse that is still there ends what is left
             writer.close()
             await in_thread(process.wait)
+            worker.gone.set_result(worker.place())
             os.close(words)
         self._buried(worker, process.returncode)
 
@@ -234,6 +241,12 @@ class AgentWorkers:
             task = asyncio.get_running_loop().create_task(self._hand_over(running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> None:
+    """Give it the time to end by itself, so that its exit status tells why."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_S)
 
 
 def _process(channel_fd: int, lifeline: int, words: int) -> "subprocess.Popen[bytes]":
