@@ -174,7 +174,10 @@ class Session:
             if not messages or messages[-1].role == "assistant":
                 found = "an answer" if messages else "no message"
                 raise ValueError(f"the last message must be the user's or a tool's, found {found}")
-            return self.history.open(messages, request.tools)
+            opening = self.history.open(messages, request.tools)
+            if opening.parent is not None:  # our own objects, which are cheap to compare the next time
+                messages[: len(messages) - len(opening.new)] = opening.parent.messages
+            return opening
         except (PromptError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"the messages cannot be used: {error}"
             raise GatewayError(400, text, code="invalid_messages", param="messages") from error
@@ -193,15 +196,10 @@ class Session:
         new = request.read([msgspec.json.decode(raw) for raw in new_raws])
         if request.system and not known.raws:
             new.insert(0, ChatMessage(role="system", text=request.system))
-        messages = self._as_told([*known.messages, *new], request)
+        messages = [*known.messages, *new]
         latest = _Seen(request.read, request.system, [*known.raws, *new_raws], messages)
         self._seen = [*[seen for seen in self._seen if seen is not known][1 - _NUM_SEEN :], latest]
         return messages
-
-    def _as_told(self, messages: list[ChatMessage], request: Request) -> list[ChatMessage]:
-        """The same with our own message objects where they are the same: comparing these again is cheap."""
-        node, num = self.history.longest(messages, request.tools)
-        return messages if node is None else [*node.messages, *messages[num:]]
 
     def _continued(self, request: Request, answer_id: str) -> list[ChatMessage]:
         """New instructions replace those of before; without any, those of before stay."""
