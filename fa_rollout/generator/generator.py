@@ -152,7 +152,7 @@ class Generator(ServingGenerator):
     async def _abort(self, message: m.AbortRunning) -> None:
         try:
             assert self._requester is not None
-            await self._requester.abort(self._dispatcher.request_ids(message.groups, message.member))
+            await self._requester.abort(self._dispatcher.running(message.groups), message.member)
         except Exception as error:  # whatever it is: the requests end by themselves
             self._warn(f"requests were not aborted: {in_one_line(error)}")
 

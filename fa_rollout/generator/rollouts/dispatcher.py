@@ -129,16 +129,10 @@ class Dispatcher:
         self._places.resize(capacity)
         self._pump()
 
-    def request_ids(self, groups: Iterable[int] | None, member: int | None = None) -> set[str]:
-        """Ids of the requests under way for these groups (None: all), or for one sample of each."""
+    def running(self, groups: Iterable[int] | None = None) -> list[Job]:
+        """Groups at work; of these alone, if given."""
         names = None if groups is None else set(groups)
-        return {
-            rid
-            for job in self._running
-            if names is None or job.assignment.group in names
-            for rid, whose in job.rids.items()
-            if member in (None, whose)
-        }
+        return [job for job in self._running if names is None or job.assignment.group in names]
 
     async def emptied(self) -> None:
         """Return once no group is left."""
@@ -172,10 +166,6 @@ class Dispatcher:
             )
             for job in nsmallest(count, begun, key=lambda job: job.started_s)
         ]
-
-    def running(self) -> list[Job]:
-        """Groups at work."""
-        return list(self._running)
 
     @property
     def num_queued(self) -> int:

@@ -50,8 +50,6 @@ class Job:
     task: "asyncio.Task[GroupEnding | None] | None" = None
     stream: str = "g"
     """First letters of its request ids: training, or one evaluation."""
-    rids: dict[str, int] = field(default_factory=dict)
-    """Request ids that an engine may be working on, and whose member's each is."""
     num_claimed: int = 0
     """Samples that still count against the concurrency."""
     sent: bool = False

@@ -15,7 +15,7 @@ is charged to no sample. One that brings no token is borne as long as a dead eng
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -67,6 +67,16 @@ class Ticket:
     """Requests with one key go to one engine, where the router hashes."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of each request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """One that an engine may be working on."""
+
+    job: Job
+    member: int
+    is_aborted: bool = False
+    """We have asked the engines to end it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,8 +157,8 @@ class Requester:
         self._serial = itertools.count()
         self._seed = seed
         self._on_first_request = on_first_request
-        self._under_way: dict[str, bool] = {}
-        """By id, whether we have asked the engines to abort it."""
+        self._under_way: dict[str, _Request] = {}
+        """By id: every request of ours that an engine may be working on."""
         self._settled = asyncio.Event()
         self._settled.set()
         self.counts = RequestCounts()
@@ -215,15 +225,23 @@ class Requester:
         room = self._context_length - 1 - num_input  # engines keep one position free
         return params | {"max_new_tokens": min(params["max_new_tokens"], room)}
 
-    async def abort(self, rids: set[str]) -> None:
-        """Tell the engines to end these requests; ids that nobody works on are left out."""
-        if rids := rids & self._under_way.keys():
-            self._under_way.update(dict.fromkeys(rids, True))
-            await self._pool.abort(rids)
+    async def abort(self, jobs: Iterable[Job], member: int | None = None) -> None:
+        """Tell the engines to end the requests of these groups, or of one sample of each."""
+        chosen = set(jobs)
+        await self._abort(
+            rid for rid, one in self._under_way.items() if one.job in chosen and member in (None, one.member)
+        )
 
     async def abort_all(self) -> None:
         """Tell the engines to end every request of ours, and of ours alone."""
-        await self.abort(set(self._under_way))
+        await self._abort(self._under_way)
+
+    async def _abort(self, rids: Iterable[str]) -> None:
+        rids = list(rids)
+        for rid in rids:
+            self._under_way[rid].is_aborted = True
+        if rids:
+            await self._pool.abort(rids)
 
     @property
     def num_under_way(self) -> int:
@@ -289,8 +307,7 @@ class Requester:
             options["extra_key"] = self._book.label(self._book.published)
         ticket.num_requests += 1
         self.counts.requests += 1
-        ticket.job.rids[rid] = ticket.member
-        self._under_way[rid] = False
+        request = self._under_way[rid] = _Request(job=ticket.job, member=ticket.member)
         self._settled.clear()
         if not ticket.job.sent:
             ticket.job.sent = True
@@ -303,9 +320,8 @@ class Requester:
                 routing_key=ticket.routing_key,
                 options=options,
             )
-            return completion, self._under_way[rid]
+            return completion, request.is_aborted
         finally:
-            ticket.job.rids.pop(rid, None)
             del self._under_way[rid]
             if not self._under_way:
                 self._settled.set()
