@@ -1,7 +1,7 @@
-"""Dynamic filters: which scored groups are worth training on, and when to stop looking for them.
+"""Dynamic filters: decide which scored groups to train on, and end the run if every group is rejected.
 
-In: the samples of a group, scored; after a fan-out a member may be a list of samples. Out: a `Verdict`. A
-filter that raises, or returns no bool, is not one that rejects: it is a `UserCodeFailed`.
+In: the scored samples of a group; after a fan-out, a member may be a list of samples. Out: a `Verdict`. A
+filter that raises or does not return a bool fails the group (`UserCodeFailed`); that is not a rejection.
 """
 
 from collections import Counter
@@ -24,11 +24,11 @@ ZERO_VARIANCE = "zero_variance"
 
 
 class EndlessRejection(FaRolloutError, RuntimeError):
-    """A filter has rejected so many groups in a row that no batch will ever fill."""
+    """The filter rejected too many groups in a row: no batch would ever fill."""
 
 
 class FilterOutcome(StrEnum):
-    """What a filter made of a group."""
+    """Whether a filter kept a group."""
 
     KEPT = "kept"
     REJECTED = "rejected"
@@ -36,15 +36,15 @@ class FilterOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A filter's answer for one group."""
+    """A filter's decision on one group."""
 
     outcome: FilterOutcome
     reason: str = ""
-    """Why the group was not kept; equal for equal causes, so that reasons can be counted."""
+    """Why the group was rejected. Equal causes have equal texts, so that they can be counted."""
 
 
 class GroupFilter:
-    """The filter that `rollout.filter` names."""
+    """The filter named by `rollout.filter`."""
 
     def __init__(self, name: str, keep: Callable[[list[Any]], Any] | None) -> None:
         self.name = name
@@ -52,15 +52,15 @@ class GroupFilter:
 
     @property
     def function(self) -> Callable[[list[Any]], Any] | None:
-        """The user's; None for a filter of ours."""
+        """The user's function; None for a built-in filter."""
         return self._keep
 
     @classmethod
     def load(cls, path: str) -> "GroupFilter":
-        """`"zero_variance"`, or the dotted path of `def keep(samples) -> bool`.
+        """Load `"zero_variance"`, or the dotted path of a `def keep(samples) -> bool`.
 
         Raises:
-            ConfigError: the path cannot be imported, or is no plain callable.
+            ConfigError: the path cannot be imported, or does not name a callable.
         """
         if path == ZERO_VARIANCE:
             return cls(path, None)
@@ -72,10 +72,10 @@ class GroupFilter:
         return cls(path, keep)
 
     def __call__(self, samples: Sequence[Member]) -> Verdict:
-        """Judge one group; raises whatever the user's function raises.
+        """Decide on one group. Exceptions of the user's function pass through.
 
         Raises:
-            UserCodeFailed: it returned something that is no bool.
+            UserCodeFailed: the function did not return a bool.
         """
         if self._keep is None:
             return zero_variance(samples)
@@ -91,10 +91,10 @@ class GroupFilter:
 
 
 def zero_variance(samples: Sequence[Member]) -> Verdict:
-    """Keep a group whose rewards differ: equal ones give zero advantage (DAPO, arXiv 2503.14476).
+    """Keep a group whose rewards differ; equal rewards give zero advantage (DAPO, arXiv 2503.14476).
 
-    Rewards are compared in float32, as the trainer sees them; samples without one do not count, nor do those
-    whose loss mask is all 0.
+    Rewards are compared in float32, the trainer's precision. Samples without a reward, or with a loss mask of
+    all 0, are ignored.
     """
     voters = [sample for sample in flat(samples) if not sample.is_excluded]
     rewards = {np.float32(sample.reward) for sample in voters if sample.reward is not None}
@@ -105,7 +105,7 @@ def zero_variance(samples: Sequence[Member]) -> Verdict:
 
 
 def flat(samples: Sequence[Member]) -> Iterator[Sample]:
-    """The samples of a group, those of a fan-out included."""
+    """The samples of a group, including those of a fan-out."""
     for member in samples:
         if isinstance(member, Sample):
             yield member
@@ -114,10 +114,10 @@ def flat(samples: Sequence[Member]) -> Iterator[Sample]:
 
 
 class RejectionBound:
-    """Counts rejections in a row; too many of them end the run instead of generating for ever."""
+    """Counts consecutive rejections and ends the run at the limit, instead of generating forever."""
 
     def __init__(self, name: str, max_rejections: int, *, option: str = "rollout.max_rejections") -> None:
-        """`option`: what a user sets the bound by."""
+        """`option`: the configuration key that sets the limit, for the error text."""
         self.name = name
         self._option = option
         self.max_rejections = max_rejections
@@ -128,10 +128,10 @@ class RejectionBound:
         return self._reasons.total()
 
     def record(self, verdict: Verdict) -> None:
-        """Count a verdict; a kept group starts the count anew.
+        """Count a verdict; a kept group resets the count.
 
         Raises:
-            EndlessRejection: `max_rejections` in a row.
+            EndlessRejection: `max_rejections` consecutive rejections.
         """
         if verdict.outcome is FilterOutcome.KEPT:
             self._reasons.clear()
@@ -143,11 +143,11 @@ class RejectionBound:
     def _text(self) -> str:
         counts = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(5))
         return (
-            f"the filter {self.name!r} must keep a group now and then; it rejected {self.num_in_a_row} "
-            f"groups in a row ({counts}); check rewards and data, or raise {self._option}"
+            f"the filter {self.name!r} rejected {self.num_in_a_row} groups in a row ({counts}); "
+            f"check rewards and data, or raise {self._option}"
         )
 
 
 def default_bound(num_prompts: int) -> int:
-    """Rejections in a row that stop a run by default: one epoch, 64 at least, 1,000 at most."""
+    """Default limit of consecutive rejections: one epoch, but at least 64 and at most 1,000."""
     return min(max(num_prompts, 64), 1000)

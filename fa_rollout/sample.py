@@ -1,4 +1,4 @@
-"""What user code sees in the generator: one completion of one prompt, while it is made and scored."""
+"""`Sample`: one completion of one prompt, as user code in the generator sees it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,12 +20,12 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-    """Aborted for good: kept as it is."""
+    """Aborted and not continued; the tokens sampled so far are kept."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One completion. Rewards, filters and custom generate functions get it; arrays are theirs to read."""
+    """One completion, passed to rewards, filters and generate functions. Its arrays are read-only."""
 
     group: int
     member: int
@@ -33,34 +33,34 @@ class Sample:
     epoch: int
     prompt_index: int
     prompt: str | list[dict[str, Any]]
-    """As in the data: text, or chat messages."""
+    """Text or chat messages, as in the data set."""
     label: Any
     metadata: dict[str, Any]
-    """The row's metadata; one dict per sample, free to change."""
+    """A copy of the row's metadata; user code may change it."""
     prompt_ids: IntArray
     """[P]"""
     response_ids: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """[R] The server's token ids; never made from text."""
+    """[R] Token ids as the engine returned them, never re-encoded from text."""
     logprobs: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
     """[R] Log-probability of each response token under the policy that sampled it."""
     loss_mask: MaskArray = field(default_factory=lambda: np.empty(0, np.uint8))
-    """[R] 1 where the token is trained on."""
+    """[R] 1 for tokens that are trained on, 0 otherwise."""
     version_spans: list[VersionSpan] = field(default_factory=list)
     sampling_spans: list[SamplingSpan] = field(default_factory=list)
-    """How its tokens were sampled, as `append_turn` writes it; empty: as `[sampling]` has it."""
+    """Sampling settings of its tokens, written by `append_turn`. Empty means the run's `[sampling]`."""
     response: str = ""
-    """Decoding of all of response_ids at once, without special tokens."""
+    """Text of response_ids, decoded in one call without special tokens."""
     finish_reason: FinishReason | None = None
     reward: float | None = None
-    """None for a member that is excluded from its group: then no token is trained either."""
+    """None before scoring, and for a sample excluded from its group (none of its tokens is trained on)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
-    """With an agent: the chat messages of each branch of the rollout, the last answer included. Reward
-    functions see it; it does not travel to the trainer."""
+    """Agent rollouts only: the chat messages of each branch, including the last answer. Reward functions can
+    read them; they are not sent to the trainer."""
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Further arrays by name; those that `record.columns` names travel to the trainer."""
+    """More arrays by name. Those listed in `record.columns` are sent to the trainer."""
 
     @property
     def is_excluded(self) -> bool:
-        """Whether it has tokens and none of them is in the loss: it does not count in its group then."""
+        """True if it has tokens but none is trained on; the group's statistics then ignore it."""
         return len(self.loss_mask) > 0 and not np.any(self.loss_mask)

@@ -1,1 +1,1 @@
-"""Rewards: the user's function, called where it can neither block the event loop nor take the run down."""
+"""Rewards: run the user's function so that it cannot block the event loop or end the run."""

@@ -1,4 +1,4 @@
-"""Around a call of the user's function: its argument, the meaning of its answer and of its exceptions."""
+"""The reward function's argument, and how its results and exceptions become outcomes."""
 
 import inspect
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ class Shape:
     """What the function takes and returns."""
 
     group: bool
-    """It takes a list of samples and returns a list; else one sample, one reward."""
+    """It maps a list of samples to a list of rewards; otherwise one sample to one reward."""
     key: str | None
-    """It returns dicts, and this entry is the reward."""
+    """It returns dicts; this entry is the reward."""
 
     def items(self, samples: list[Sample]) -> list[list[Sample]]:
         """The samples of each call that scores a group."""
         return [samples] if self.group else [[sample] for sample in samples]
 
     def argument(self, samples: list[Sample]) -> Any:
-        """What the function is called with, for one of `items`."""
+        """The function's argument for one of `items`."""
         return samples if self.group else samples[0]
 
     def outcomes(self, result: Any, samples: list[Sample], function: Any) -> Outcomes:
-        """What the answer of `function` means; one that means nothing names the function's place."""
+        """The outcomes for a result of `function`; a failure names where the function is defined."""
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            text = "the function returned an awaitable; write it as `async def`, so that the loop awaits it"
+            text = "the function returned an awaitable; define it with `async def`, so that it is awaited"
             return _placed(RewardFailed(reason=FailureReason.BAD_VALUE, text=text), function)
         lengths = [len(sample.response_ids) for sample in samples]
         if self.group:
@@ -45,13 +45,13 @@ class Shape:
 
 
 def raised(error: BaseException) -> RewardFailed:
-    """The outcome where the function raised: the error and its place in one line, then the traceback."""
+    """The outcome when the function raised: the error and its place in one line, then the traceback."""
     return RewardFailed(reason=FailureReason.RAISED, text=told(error))
 
 
 def bad_value(error: Exception, function: Any) -> RewardFailed:
-    """The outcome where what the function returned raises when it is looked at."""
-    text = f"what the function returned cannot be read: {in_one_line(error)}"
+    """The outcome when reading the function's result raised."""
+    text = f"the function's result cannot be read: {in_one_line(error)}"
     return _placed(RewardFailed(reason=FailureReason.BAD_VALUE, text=text), function)
 
 

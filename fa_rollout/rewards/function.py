@@ -1,7 +1,7 @@
-"""The user's reward function: by dotted path, or a callable sent from Python.
+"""The user's reward function: a dotted path, or a callable passed from Python.
 
-A callable travels to worker processes as `multiprocess` sends it, so that closures and functions of the
-script itself work too. What cannot be sent is a `ConfigError` that names the accepted form.
+Callables are sent to worker processes with `multiprocess`, so that closures and functions of the main script
+also work. A callable that cannot be sent is a `ConfigError` that names the accepted form.
 """
 
 import functools
@@ -18,7 +18,7 @@ RewardFunction = Callable[..., Any]
 
 
 class FunctionKind(StrEnum):
-    """How a function is called."""
+    """Whether a function is called in a worker or awaited in the loop."""
 
     PLAIN = "plain"
     """In a worker process, unless `reward.in_loop`."""
@@ -27,29 +27,29 @@ class FunctionKind(StrEnum):
 
 
 def pack(function: RewardFunction) -> bytes:
-    """A callable as bytes, for `load` in another process of the same program.
+    """Pickle a callable for `load` in another process of the same program.
 
     Raises:
-        ConfigError: the callable holds something that cannot be sent.
+        ConfigError: the callable cannot be pickled.
     """
     from multiprocess.reduction import ForkingPickler
 
     check(function)
     try:
         return bytes(ForkingPickler.dumps(function, recurse=True))
-    # Pickling runs code of whatever the callable holds, and each kind of object fails in its own way.
+    # Pickling runs code of the objects that the callable holds, which can raise anything.
     except Exception as error:
         raise ConfigError(
             f"the reward {function!r} cannot be sent to a worker process ({type(error).__name__}: {error}); "
-            f"make what it needs inside the function, or give {ACCEPTED}"
+            f"create such objects inside the function, or set {OPTION} to {ACCEPTED}"
         ) from error
 
 
 def load(source: str | bytes) -> RewardFunction:
-    """The function of a dotted path, or of what `pack` made.
+    """The function at a dotted path, or from the bytes of `pack`.
 
     Raises:
-        ConfigError: it cannot be imported or unpacked here, or is no function.
+        ConfigError: it cannot be imported or unpickled here, or is not callable.
     """
     if isinstance(source, str):
         return check(resolve(source, option=OPTION))
@@ -60,23 +60,22 @@ def load(source: str | bytes) -> RewardFunction:
     # As in `pack`.
     except Exception as error:
         raise ConfigError(
-            f"the reward that was sent cannot be unpacked ({type(error).__name__}: {error}); give {ACCEPTED}"
+            f"the reward function cannot be unpickled ({type(error).__name__}: {error}); "
+            f"set {OPTION} to {ACCEPTED}"
         ) from error
     return check(function)
 
 
 def check(function: Any) -> RewardFunction:
-    """The function itself, if it can be called with samples.
+    """Return the function if it can be called with samples.
 
     Raises:
-        ConfigError: it is a class, or no callable.
+        ConfigError: it is a class, not callable, or takes other arguments.
     """
     if inspect.isclass(function):
         raise ConfigError(f"{OPTION} must name a function or a callable object, found the class {function!r}")
     if not callable(function):
-        raise ConfigError(
-            f"{OPTION} must name something callable, found {type(function).__name__} {function!r}"
-        )
+        raise ConfigError(f"{OPTION} must name a callable, found {type(function).__name__} {function!r}")
     _check_arguments(function)
     return function  # type: ignore[no-any-return]
 
@@ -86,11 +85,11 @@ _SHAPES = {
     "sample.metadata)",
     "completions": "{name}(completions=[sample.response], prompts=[sample.prompt], label=[sample.label])[0]",
 }
-"""How functions that are written for verl and for TRL are called, by an argument that tells them."""
+"""How to call functions written for verl and for TRL, by an argument name that identifies them."""
 
 
 def _check_arguments(function: Any) -> None:
-    """Whether it takes one argument by position; how to call it, where it is written for another library."""
+    """Check that it takes one positional argument; if it does not, suggest a wrapper."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # builtins may have none
@@ -105,13 +104,13 @@ def _check_arguments(function: Any) -> None:
             return
     name = getattr(function, "__name__", type(function).__name__)
     raise ConfigError(
-        f"{OPTION} must take one argument, a sample (the list of a group's samples with reward.group), found "
+        f"{OPTION} must take one argument, a sample (with reward.group: a list of samples), found "
         f"{name}{signature}; wrap it: `def reward(sample): return {known.format(name=name)}`"
     )
 
 
 def kind_of(function: RewardFunction) -> FunctionKind:
-    """ASYNC for coroutine functions, bound async methods and objects whose `__call__` is async."""
+    """ASYNC for coroutine functions, bound async methods and objects with an async `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

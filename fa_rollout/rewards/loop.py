@@ -1,4 +1,4 @@
-"""Scoring in the event loop: async functions, and plain ones that take microseconds."""
+"""Scores in the event loop: async functions, and plain functions that take microseconds."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from fa_rollout.user_code.failure import UserCodeFailed, UserCodeTimedOut
 
 
 class LoopScorer:
-    """Calls the function in the loop; a call that runs too long is cancelled."""
+    """Calls the function in the loop and cancels calls that exceed the time limit."""
 
     def __init__(
         self, function: RewardFunction, shape: Shape, *, timeout_s: float, is_remote: bool = False
     ) -> None:
-        """`is_remote`: it asks a server, and takes its deadline, which it holds while the server is away."""
+        """`is_remote`: the function calls a server; it receives its deadline, to pause between attempts."""
         self._function = function
         self._shape = shape
         self._timeout_s = timeout_s
@@ -29,7 +29,7 @@ class LoopScorer:
         """One outcome a sample, in order.
 
         Raises:
-            RewardsLost: a server answers nobody.
+            RewardsLost: the reward server answers no request.
         """
         items = self._shape.items(samples)
         if self._closed:
@@ -46,7 +46,7 @@ class LoopScorer:
         return outcomes
 
     async def close(self) -> None:
-        """Cancel what runs; calls that do not end in time are left behind, with an error in the log."""
+        """Cancel all calls; those that do not end in time are abandoned, with an error in the log."""
         self._closed = True
         await self._end(list(self._calls))
 
@@ -71,7 +71,7 @@ class LoopScorer:
             return RewardFailed(reason=reason, text=error.without_what)
         try:
             return self._shape.outcomes(result, item, self._function)
-        except Exception as error:  # what it returned is an object of the user's own
+        except Exception as error:  # reading a user-defined object can raise anything
             return bad_value(error, self._function)
 
     async def _end(self, calls: list[UserCall[Any]]) -> None:

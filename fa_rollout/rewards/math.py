@@ -1,8 +1,8 @@
-"""Rewards for mathematical answers: 1.0 where the completion's answer equals the label, else 0.0.
+"""Rewards for mathematical answers: 1.0 if the completion's answer equals the label, else 0.0.
 
-`math-verify` parses and compares; an answer that it cannot parse, or not compare within five seconds, is
-wrong. A label that cannot be parsed is no reward at all: the function raises, and the sample counts as
-failed. The time limit is a `signal.alarm`, so these run on a main thread: reward workers have one.
+`math-verify` parses and compares; an answer that it cannot parse, or cannot compare within five seconds, is
+wrong. If the label cannot be parsed, the function raises and the sample fails. The time limit uses
+`signal.alarm` and needs a main thread, as reward workers have.
 
 Name one of them as `reward.function`, for example `"fa_rollout.rewards.math.boxed_answer_reward"`.
 """
@@ -23,13 +23,13 @@ _MAX_ANSWER_CHARS = 2000
 
 
 def boxed_answer_reward(sample: Sample) -> float:
-    r"""The last `\boxed{...}` of the response against the label; no box is a wrong answer."""
+    r"""Compare the last `\boxed{...}` of the response with the label; without a box the reward is 0.0."""
     gold, start = _gold(sample.label), sample.response.rfind("\\boxed")
     return 0.0 if start < 0 else _compare(gold, sample.response[start:])
 
 
 def final_answer_reward(sample: Sample) -> float:
-    r"""The last answer of the response against the label: boxed, else in LaTeX, else a plain expression."""
+    r"""Compare the last answer (boxed, else LaTeX, else a plain expression) with the label."""
     start = sample.response.rfind("\\boxed")
     return _compare(_gold(sample.label), sample.response[start if start >= 0 else -_MAX_ANSWER_CHARS :])
 
@@ -39,7 +39,7 @@ def _compare(gold: list[Any], answer: str) -> float:
 
 
 def _gold(label: Any) -> list[Any]:
-    """A label as mathematics; `None` or `True` would be read as a product of its letters."""
+    """The parsed label. `None` and `True` are refused: they would parse as a product of their letters."""
     if isinstance(label, str):
         return _parsed_label(label)
     if isinstance(label, int | float | Decimal) and not isinstance(label, bool) and math.isfinite(label):
@@ -49,7 +49,7 @@ def _gold(label: Any) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _parsed_label(label: str) -> list[Any]:
-    """A label may be the answer alone, or a worked solution that ends in `#### answer` or in a box."""
+    """Parse a label: the answer alone, or a worked solution that ends in `#### answer` or in a box."""
     text = label.rpartition("####")[2].strip()
     if "\\boxed" not in text and not text.startswith("$"):
         text = f"\\boxed{{{text}}}"

@@ -1,7 +1,7 @@
-"""What a reward function's answer means. A failure is never a number.
+"""Reads a reward function's result. A failure never becomes a number.
 
-In: whatever the user's function returned. Out: `Scored`, with a finite value, or `RewardFailed`, with a
-reason. Pure; runs where the function ran, so that no array or tensor of the user's has to travel.
+In: any object that the user's function returned. Out: `Scored` with a finite value, or `RewardFailed` with a
+reason. Pure; runs in the function's process, so that the user's arrays and tensors are not sent.
 """
 
 import math
@@ -16,14 +16,14 @@ from fa_rollout.sample import FloatArray
 from shm.errors import FaRolloutError
 
 TOKEN_REWARDS = "token_rewards"
-"""Entry of a reward dict that holds one reward per response token."""
+"""Entry of a reward dict with one reward per response token."""
 
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class RewardsLost(FaRolloutError, RuntimeError):
-    """No completion can be scored any more, whoever made it."""
+    """Rewards are unavailable for all samples: the run ends."""
 
 
 class FailureReason(StrEnum):
@@ -32,13 +32,13 @@ class FailureReason(StrEnum):
     RAISED = "raised"
     """The function raised an exception."""
     TIMEOUT = "timeout"
-    """The function ran beyond `reward.timeout_s` and was ended."""
+    """The function exceeded `reward.timeout_s` and was cancelled."""
     WORKER_DIED = "worker_died"
-    """The worker process died under this sample, twice (out of memory, segmentation fault, exit)."""
+    """The worker process died on this sample twice (out of memory, segmentation fault, exit)."""
     BAD_VALUE = "bad_value"
-    """The function returned something that is no finite number."""
+    """The function did not return a finite number."""
     NOT_SENT = "not_sent"
-    """The sample holds something that cannot be sent to a worker process."""
+    """The sample cannot be sent to a worker process."""
     CLOSED = "closed"
     """The run ended first."""
 
@@ -48,16 +48,16 @@ class Scored:
     """A reward."""
 
     value: float
-    """Finite, also in float32."""
+    """Finite in float32."""
     parts: dict[str, float] = field(default_factory=dict)
-    """The other numbers of a reward dict, by name."""
+    """The other numeric entries of a reward dict, by name."""
     token_rewards: FloatArray | None = None
     """[R] Finite; from the `token_rewards` entry of a reward dict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFailed:
-    """No reward, and why."""
+    """A sample without a reward, and the reason."""
 
     reason: FailureReason
     text: str
@@ -65,7 +65,7 @@ class RewardFailed:
 
 RewardOutcome = Scored | RewardFailed
 Outcomes = list[RewardOutcome] | RewardFailed
-"""One outcome a sample, or one failure that all samples of a call share."""
+"""One outcome per sample, or one failure for all samples of a call."""
 
 
 class _Bad(ValueError):
@@ -78,7 +78,7 @@ def read(result: Any, *, key: str | None, num_tokens: int) -> RewardOutcome:
         if isinstance(result, Mapping):
             return _from_mapping(result, key, num_tokens)
         if key is not None:
-            raise _Bad(f"reward.key = {key!r} needs a function that returns a dict, found {_shown(result)}")
+            raise _Bad(f"with reward.key = {key!r}, the function must return a dict, found {_shown(result)}")
         return Scored(value=_number(result))
     except _Bad as error:
         return RewardFailed(reason=FailureReason.BAD_VALUE, text=str(error))
@@ -91,7 +91,7 @@ def read_group(result: Any, *, key: str | None, nums_tokens: Sequence[int]) -> O
     if not is_list or getattr(result, "ndim", 1) != 1:
         text = f"a group reward must return a list of {num_samples} rewards, found {_shown(result)}"
     elif len(result) != num_samples:
-        text = f"a group reward must return one reward a sample: {num_samples} samples, found {len(result)}"
+        text = f"a group reward must return one reward per sample: {num_samples} samples, found {len(result)}"
     else:
         return [read(r, key=key, num_tokens=n) for r, n in zip(result, nums_tokens, strict=True)]
     return RewardFailed(reason=FailureReason.BAD_VALUE, text=text)
@@ -100,10 +100,10 @@ def read_group(result: Any, *, key: str | None, nums_tokens: Sequence[int]) -> O
 def _from_mapping(result: Mapping[Any, Any], key: str | None, num_tokens: int) -> Scored:
     if key is None:
         raise _Bad(
-            f"the function returned a dict; reward.key must name the entry that is the reward {_keys(result)}"
+            f"the function returned a dict; set reward.key to the entry that is the reward {_keys(result)}"
         )
     if key not in result:
-        raise _Bad(f"reward.key = {key!r} must be in the dict that the function returns {_keys(result)}")
+        raise _Bad(f"reward.key = {key!r} is missing in the dict that the function returned {_keys(result)}")
     parts = {}
     for name, value in result.items():
         if name not in (key, TOKEN_REWARDS):
@@ -120,7 +120,7 @@ def _from_mapping(result: Mapping[Any, Any], key: str | None, num_tokens: int) -
 
 
 def _number(value: Any) -> float:
-    """A finite float from a Python, numpy or torch number, or an array of one element; text is no number."""
+    """A finite float from a Python, numpy or torch number, or an array of one element; text is refused."""
     try:
         if hasattr(value, "item") and hasattr(value, "shape"):
             value = value.item()
@@ -132,7 +132,7 @@ def _number(value: Any) -> float:
             raise
         raise _Bad(f"a reward must be one number, found {_shown(value)} ({error})") from error
     if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
-        raise _Bad(f"a reward must be finite, in float32 too, found {number}")
+        raise _Bad(f"a reward must be finite in float32, found {number}")
     return number
 
 
@@ -143,7 +143,7 @@ def _token_rewards(value: Any, num_tokens: int) -> FloatArray:
         raise _Bad(f"token_rewards must be a list of numbers, found {_shown(value)} ({error})") from error
     if rewards.shape != (num_tokens,):
         raise _Bad(
-            f"token_rewards must have one number a response token: {num_tokens}, found {rewards.shape}"
+            f"token_rewards must have one number per response token: {num_tokens}, found {rewards.shape}"
         )
     if not np.isfinite(rewards).all():
         raise _Bad("token_rewards must be finite")

@@ -1,14 +1,14 @@
-"""A reward that a server gives: `reward.function = "http://host:port/path"`.
+"""Rewards from a server: `reward.function = "http://host:port/path"`.
 
-In: a sample, sent as a JSON object; with `reward.group`, `{"samples": [...]}`. Out: the JSON of the answer,
-read as a local function's result would be: a number, an object with `reward.key`, or a list for a group.
+In: a sample, sent as a JSON object; with `reward.group`, `{"samples": [...]}`. Out: the JSON of the response,
+read like a local function's result: a number, an object with `reward.key`, or a list for a group.
 
 | the server | then |
 |---|---|
-| is overloaded (429, 503), in trouble (5xx) or away | it is asked again; the sample's time stands still |
-| is so for longer than patience lasts | the run ends: no sample is to blame |
-| breaks (500) on one sample again and again, and answers others | the sample has no reward |
-| refuses (4xx), redirects, or answers something else than JSON | the sample has no reward |
+| is overloaded (429, 503), fails (5xx) or is unreachable | the request is retried; the sample's clock stops |
+| stays so beyond the limit (`trainer.stall_s`) | the run ends; no sample is to blame |
+| fails (500) repeatedly on one sample and answers others | the sample has no reward |
+| refuses (4xx), redirects, or does not answer with JSON | the sample has no reward |
 """
 
 import asyncio
@@ -37,39 +37,39 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.2
 BACKOFF_CAP_S = 10.0
 RETRY_AFTER_CAP_S = 30.0
-"""As long as a server may ask to be left alone."""
+"""The longest Retry-After that is respected."""
 MAX_CONNECTIONS = 256
 MAX_ANSWER_BYTES = 1 << 26
 KEY_VARIABLE = "FA_ROLLOUT_REWARD_KEY"
-"""The server's key, if it wants one; from the environment, so that no file has to hold it."""
+"""The server's key, if it needs one; read from the environment, so that no file has to hold it."""
 _FIELDS = ("group", "member", "attempt", "epoch", "prompt_index", "prompt", "label", "metadata", "response")
 _ERROR_FIELDS = {"error", "object", "message", "type", "param", "code", "detail"}
 _MAX_ERROR_BYTES = 200
 _CONNECT_S = 10.0
-_TOLD_S = 60.0
+_WARN_INTERVAL_S = 60.0
 _SUSPECT = 500
 
 
 class RemoteRewardError(RuntimeError):
-    """The server did not give a reward; the sample counts as failed."""
+    """The server did not return a reward; the sample fails."""
 
 
 class RewardServerLost(RewardsLost):
-    """The reward server has answered nobody for longer than patience lasts."""
+    """The reward server has answered no request for `trainer.stall_s`."""
 
 
 class _Condition(Exception):
-    """The server does not answer now, whoever asks."""
+    """The server is temporarily unavailable for all requests."""
 
     def __init__(self, text: str, *, status: int | None = None, after_s: float = 0.0) -> None:
         super().__init__(text)
         self.status = status
         self.after_s = after_s
-        """Its own word on when to come again."""
+        """Its Retry-After."""
 
 
 class RemoteReward:
-    """Asks a server for rewards."""
+    """Requests rewards from a server."""
 
     def __init__(self, url: str, patience: Patience) -> None:
         self._url = url
@@ -77,17 +77,17 @@ class RemoteReward:
         self._patience = patience
         self._session: aiohttp.ClientSession | None = None
         self._rests_until = 0.0
-        """Nobody asks before this time (time.monotonic()): it was overloaded."""
-        self._told_s = float("-inf")
+        """No request is sent before this time (time.monotonic()), after an overload."""
+        self._warned_s = float("-inf")
         self.warn: Callable[[str], None] = logger.warning
-        """Told when the server begins to be in trouble, once a minute at most."""
+        """Called when the server becomes unavailable, at most once a minute."""
 
     async def ask(self, given: Sample | list[Sample], deadline: Deadline) -> Any:
-        """The server's answer. `deadline` is of one try, and stands still between tries.
+        """The server's response. `deadline` limits one attempt; its clock stops between attempts.
 
         Raises:
-            RemoteRewardError: it refused this sample.
-            RewardServerLost: it answers nobody.
+            RemoteRewardError: the server refused this sample.
+            RewardServerLost: the server answers no request.
         """
         body = msgspec.json.encode(_described(given))
         trouble: Trouble | None = None
@@ -117,7 +117,7 @@ class RemoteReward:
                     raise await _refusal(self._shown_url, reply)
                 if reply.headers.get("Content-Encoding", "identity") != "identity":
                     raise RemoteRewardError(
-                        f"{self._shown_url} must answer without compression: none is asked for"
+                        f"{self._shown_url} must answer without compression: the request does not accept any"
                     )
                 text = await read_body(reply, MAX_ANSWER_BYTES)
         except (AnswerTooLong, aiohttp.InvalidURL) as error:
@@ -132,22 +132,20 @@ class RemoteReward:
         if condition.status in (429, 503) or condition.after_s:
             rest_s = max(condition.after_s, _backoff_s(trouble.num_failures))
             self._rests_until = max(self._rests_until, now_s + rest_s)
-        if now_s - self._told_s > _TOLD_S:
-            self._told_s = now_s
+        if now_s - self._warned_s > _WARN_INTERVAL_S:
+            self._warned_s = now_s
             limit = f"for {self._patience.limit_s:g} s (trainer.stall_s)"
-            self.warn(
-                f"the reward server {self._shown_url} does not answer ({condition}); rewards wait {limit}"
-            )
+            self.warn(f"the reward server {self._shown_url} does not answer ({condition}); retrying {limit}")
         blame = self._patience.blame(trouble, now_s, is_suspect=condition.status == _SUSPECT)
         if blame is Blame.SERVER:
             raise RewardServerLost(
-                f"the reward server {self._shown_url} must answer, and has answered nobody for "
-                f"{self._patience.limit_s:g} s; the last: {condition}"
+                f"the reward server {self._shown_url} has answered no request for "
+                f"{self._patience.limit_s:g} s (trainer.stall_s); last error: {condition}"
             )
         if blame is Blame.REQUEST:
             raise RemoteRewardError(
-                f"{self._shown_url} gave no reward in {trouble.num_failures} attempts, and others had theirs "
-                f"meanwhile; the last: {condition}"
+                f"{self._shown_url} returned no reward in {trouble.num_failures} attempts, but answered "
+                f"other samples meanwhile; last error: {condition}"
             )
         return trouble
 
@@ -175,14 +173,14 @@ def _backoff_s(num_failures: int) -> float:
 
 
 async def _refusal(url: str, reply: aiohttp.ClientResponse) -> Exception:
-    """What an answer of another status than 200 means."""
+    """The error for a response with a status other than 200."""
     said = f"status {reply.status}: {await read_start(reply, _MAX_ERROR_BYTES)}"
     if classify_status(reply.status).is_condition:
         return _Condition(said, status=reply.status, after_s=min(retry_after_s(reply), RETRY_AFTER_CAP_S))
     hint = key_hint(reply.status, KEY_VARIABLE) if reply.status in KEY_STATUSES else ""
     if reply.status < 400:
-        hint = " (no redirect is followed: name the address itself)"
-    return RemoteRewardError(f"{url} gave no reward: {said}{hint}")
+        hint = " (redirects are not followed: set the final address)"
+    return RemoteRewardError(f"{url} returned no reward: {said}{hint}")
 
 
 def _described(given: Sample | list[Sample]) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _described(given: Sample | list[Sample]) -> dict[str, Any]:
 
 
 def _decoded(text: bytes, url: str) -> Any:
-    """The answer; an error that came under status 200 is one all the same."""
+    """The decoded response; an error object with status 200 still counts as an error."""
     try:
         answer = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -203,4 +201,4 @@ def _decoded(text: bytes, url: str) -> Any:
         return answer
     if classify_status(told.status) in (FailureClass.TRANSIENT, FailureClass.OVERLOAD):
         raise _Condition(f"error {told}", status=told.status)
-    raise RemoteRewardError(f"{url} gave no reward: error {told}")
+    raise RemoteRewardError(f"{url} returned no reward: error {told}")

@@ -1,8 +1,8 @@
-"""Scores samples with the user's function, wherever that function must run.
+"""Scores samples with the user's function, in worker processes or in the event loop.
 
-In: samples, whole. Out: one outcome a sample; a failure is never a number. Async functions and servers are
-awaited in the loop, plain functions run in worker processes (or in the loop, where `reward.in_loop` says that
-they take microseconds). Once started, the function has been imported where it runs.
+In: complete samples. Out: one outcome per sample; a failure is never a number. Async functions and servers
+are awaited in the loop, plain functions run in worker processes (in the loop with `reward.in_loop`, for
+functions that take microseconds). After `start`, the function is imported where it runs.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardStatistics:
-    """Counts since the start, in samples unless named otherwise."""
+    """Counts of samples since the start, unless stated otherwise."""
 
     num_scored: int
     num_failed: dict[FailureReason, int]
     num_in_progress: int
     num_workers: int
-    """Worker processes that have the function loaded; 0 for rewards in the loop."""
+    """Worker processes with the function loaded; 0 for rewards in the loop."""
     num_restarts: int
     """Worker processes replaced."""
     busy_s: float
-    """Time that workers spent in the function, all together."""
+    """Total time of all workers in the function."""
 
 
 class RewardRunner:
-    """The one way to a reward, for plain, async, per-sample and group functions alike."""
+    """Scores with plain, async, per-sample and group functions, and with reward servers."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class RewardRunner:
     ) -> None:
         """
         Args:
-            function: stands in for `config.function`: a callable, or one that `pack` made into bytes.
-            patience_s: how long a reward server may answer nobody.
+            function: replaces `config.function`: a callable, or the bytes of `pack`.
+            patience_s: how long a reward server may answer no request.
         """
         self.patience = Patience(patience_s)
-        """With a reward server."""
+        """For a reward server."""
         self.warn: Callable[[str], None] = logger.warning
-        """Told when a reward server begins to be in trouble."""
+        """Called when a reward server becomes unavailable."""
         self._config = config
         self._source = config.function if function is None else function
         self._shape = Shape(group=config.group, key=config.key)
@@ -72,17 +72,14 @@ class RewardRunner:
         self._starting: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Start beside other work: what is scored before the function is loaded waits for it.
-
-        What `start` would raise is raised by `score`.
-        """
+        """Start in the background; `score` waits for the function and raises errors of `start`."""
         self._starting = asyncio.create_task(self.start(), name="reward-start")
 
     async def start(self) -> None:
         """Load the function where it will run.
 
         Raises:
-            ConfigError: it cannot be imported or sent, or is not callable; the text names the accepted form.
+            ConfigError: it cannot be imported or sent, or is not callable.
         """
         source = self._source
         if isinstance(source, str) and is_url(source):
@@ -102,7 +99,7 @@ class RewardRunner:
             return
         setup = WorkerSetup(function=source, shape=self._shape, sys_path=list(sys.path))
         pool = WorkerPool(setup, num_workers=self._config.num_workers, timeout_s=self._config.timeout_s)
-        # A worker tells what the function is, so that this process need not import what a plain one needs.
+        # A worker reports the function's kind, so that only workers import a plain function's modules.
         if await pool.start() is FunctionKind.PLAIN:
             self._scorer = pool
             return
@@ -113,11 +110,11 @@ class RewardRunner:
         return LoopScorer(function, self._shape, timeout_s=self._config.timeout_s)
 
     async def score(self, samples: list[Sample]) -> list[RewardOutcome]:
-        """One outcome a sample, in order; with `reward.group`, the samples are one group.
+        """One outcome per sample, in order; with `reward.group`, the samples are one group.
 
         Raises:
-            RewardsLost: worker processes cannot be started any more, or the server answers nobody.
-            ConfigError: the function, whose load `begin` began, cannot be loaded.
+            RewardsLost: worker processes cannot be started, or the reward server answers no request.
+            ConfigError: the function cannot be loaded (after `begin`).
         """
         if self._starting is not None:
             await asyncio.shield(self._starting)
@@ -135,7 +132,7 @@ class RewardRunner:
         return outcomes
 
     async def aclose(self) -> None:
-        """End what runs, within two seconds; its samples get `FailureReason.CLOSED`. Idempotent."""
+        """End running calls within two seconds; their samples get `FailureReason.CLOSED`. Idempotent."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})

@@ -1,14 +1,14 @@
-"""One call of user code in the event loop, in a task of its own.
+"""One call of user code, in its own task of the event loop.
 
 | user code | its caller gets |
 |---|---|
 | returns | the result |
-| raises anything, `SystemExit` and `GeneratorExit` too | `UserCodeFailed` |
-| cancels its own task, or lets a cancellation of its own leak out | `UserCodeFailed` |
-| does not return in its time | `UserCodeTimedOut`, with the line it is on, and it is cancelled |
-| goes on for longer than `CANCEL_S` after that | the same; it is left behind, and the log says so |
+| raises anything, even `SystemExit` or `GeneratorExit` | `UserCodeFailed` |
+| cancels its own task, or lets a cancellation leak out | `UserCodeFailed` |
+| does not return before its deadline | `UserCodeTimedOut` with its current line; the call is cancelled |
+| still runs `CANCEL_S` after that | the same; the call is abandoned and an error is logged |
 
-Invariant: a call ends once, by its result or one failure; a cancellation of the caller is passed on to it.
+Invariant: a call ends once, with its result or one failure. Cancelling the caller cancels the call.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCEL_S = 1.0
-"""How long a cancelled call may take to end before it is left behind."""
+"""How long a cancelled call may take to end before it is abandoned."""
 _NUM_LOOKS = 8
-"""Looks at where a call is, within its deadline."""
+"""How often the current line of a call is sampled within its deadline."""
 
 IN_USER_CODE: ContextVar[bool] = ContextVar("fa_rollout_in_user_code", default=False)
-"""Set in the context of user code, and of all tasks that it starts."""
+"""True in user code and in all tasks that it starts."""
 
 
 class UserCall(Generic[T]):
-    """A call that has begun."""
+    """A running call."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class UserCall(Generic[T]):
     ) -> None:
         """
         Args:
-            what: kind of user code, such as "generate": the first word of every failure.
-            call: calls the user's function; what it returns is awaited where that is possible.
-            function: the user's; named where no frame of a failed call is known.
-            passes: errors that come from this project through user code, and are raised as they are.
+            what: kind of user code, such as "generate"; every failure text begins with it.
+            call: calls the user's function; an awaitable result is awaited.
+            function: the user's function, named in failures when no frame of the call is known.
+            passes: errors of this project that are raised unchanged when they come out of user code.
         """
         self._what, self._function, self._passes, self._deadline = what, function, passes, deadline
         loop = asyncio.get_running_loop()
@@ -70,10 +70,10 @@ class UserCall(Generic[T]):
             self._look(deadline.limit_s / _NUM_LOOKS)
 
     async def result(self) -> T:
-        """What the user's function returned; a cancellation of this ends the call.
+        """What the user's function returned. Cancelling this ends the call.
 
         Raises:
-            UserCodeFailed: it gave none.
+            UserCodeFailed: the function did not return a result.
         """
         try:
             await asyncio.shield(self._ended)
@@ -85,13 +85,13 @@ class UserCall(Generic[T]):
         return self._returned()
 
     async def end(self) -> None:
-        """Cancel it; one that does not end within `CANCEL_S` is left behind."""
+        """Cancel the call, and abandon it if it does not end within `CANCEL_S`."""
         self.cancel()
         if not self._ended.done():
             await asyncio.wait({self._ended})
 
     def cancel(self) -> None:
-        """Ask it to end, as far as it runs."""
+        """Cancel the call if it still runs, without waiting."""
         if not self.task.done() and not self.is_cancelled:
             self.is_cancelled = True
             self.task.cancel()
@@ -99,7 +99,7 @@ class UserCall(Generic[T]):
 
     def _returned(self) -> T:
         if self.task.cancelled():
-            text = "it cancelled its own task, or was cancelled, and the run did not ask for that"
+            text = "it was cancelled, but not by the run"
             where = place.in_words(self._at or place.of_function(self._function))
             raise UserCodeFailed(f"{self._what}: CancelledError: {text}{where}")
         result, error = self.task.result()
@@ -112,7 +112,7 @@ class UserCall(Generic[T]):
     # --- time -------------------------------------------------------------------------------------
 
     def _look(self, period_s: float) -> None:
-        """Note where it is, and since when."""
+        """Record the call's current line, and since when it has been there."""
         if self.task.done():
             return
         loop = asyncio.get_running_loop()
@@ -135,12 +135,12 @@ class UserCall(Generic[T]):
     def _leave_behind(self) -> None:
         if not self.task.done() and not self._ended.done():
             at = place.in_words(place.of_task(self.task))
-            logger.error("%s ignores its cancellation and is left behind%s", self._what, at)
+            logger.error("%s ignored its cancellation and was abandoned%s", self._what, at)
             self._finish()
 
     def _on_done(self, task: "asyncio.Task[Any]") -> None:
         if not task.cancelled():
-            task.exception()  # seen: one that was left behind is asked for nothing
+            task.exception()  # retrieved here, since nobody awaits an abandoned task
         self._finish()
 
     def _finish(self) -> None:
@@ -160,18 +160,18 @@ async def run(
     deadline: Deadline | None = None,
     passes: tuple[type[BaseException], ...] = (),
 ) -> Any:
-    """Call user code, plain or async, to its end; the arguments are those of `UserCall`.
+    """Call user code, plain or async, and return its result. Arguments as for `UserCall`.
 
     Raises:
-        UserCodeFailed: it gave no result.
+        UserCodeFailed: it did not return a result.
     """
     return await UserCall[Any](what, call, function=function, deadline=deadline, passes=passes).result()
 
 
 async def run_to_end(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """(result, None) or (None, error): the body of a call's task.
+    """The body of a call's task: returns (result, None) or (None, error).
 
-    The exceptions by which Python ends a program would end the event loop, were they to leave the task.
+    All exceptions are caught, since `SystemExit` and `KeyboardInterrupt` leaving a task end the event loop.
     """
     IN_USER_CODE.set(True)
     try:

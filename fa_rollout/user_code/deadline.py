@@ -1,6 +1,6 @@
-"""How long user code may take; the time in which engines work for it does not count.
+"""A time limit for user code that does not count the time it waits for engines.
 
-Invariant: the clock runs only while user code itself is what everybody waits for.
+Invariant: the clock runs only while user code itself runs.
 """
 
 import asyncio
@@ -9,32 +9,32 @@ from contextlib import contextmanager
 
 
 class Deadline:
-    """A limit for one call."""
+    """A time limit for one call."""
 
     def __init__(self, limit_s: float, rule: str) -> None:
-        """`rule`: what was broken when it is over, in words."""
+        """`rule`: error text for a call that exceeds the limit."""
         self.limit_s = limit_s
         self.rule = rule
         self.num_renewals = 0
-        """How often there was progress."""
+        """How often `renew` was called."""
         self._left_s = limit_s
         self._num_pauses = 0
         self._timer: asyncio.TimerHandle | None = None
         self._on_over: Callable[[], None] | None = None
 
     def start(self, on_over: Callable[[], None]) -> None:
-        """Begin; `on_over` is called once unless `stop` comes first."""
+        """Start the clock; `on_over` is called once at the limit, unless `stop` comes first."""
         self._on_over = on_over
         self._run()
 
     def stop(self) -> None:
-        """The call is over."""
+        """Stop the clock: the call has ended."""
         self._hold()
         self._on_over = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stops inside of this block."""
+        """Stop the clock inside this block."""
         self._num_pauses += 1
         self._hold()
         try:
@@ -44,14 +44,14 @@ class Deadline:
             self._run()
 
     def renew(self) -> None:
-        """Begin anew: there was progress."""
+        """Restart the full limit after progress."""
         self.num_renewals += 1
         self._hold()
         self._left_s = self.limit_s
         self._run()
 
     def expire(self, rule: str) -> None:
-        """It is over now, for another reason."""
+        """End the call now, for another reason."""
         self.rule = rule
         self._hold()
         self._over()

@@ -1,7 +1,7 @@
-"""Objects of the user's code by dotted path: `package.module.function` or `package.module:function`.
+"""Import objects of user code by dotted path: `package.module.function` or `package.module:function`.
 
-The working directory is importable, as it is for `python -m`. Whatever goes wrong is a `ConfigError` that
-names the option, the path and the accepted form.
+The working directory is importable, as with `python -m`. Every failure is a `ConfigError` that names the
+option, the path and the accepted form.
 """
 
 import difflib
@@ -18,7 +18,7 @@ ACCEPTED = 'a dotted path such as "package.module.function" or "package.module:f
 
 
 def resolve(path: str, *, option: str) -> Any:
-    """The object that a dotted path names; `option` is the configuration's key, for messages.
+    """The object at a dotted path. `option` is the configuration key, for error texts.
 
     Raises:
         ConfigError: the path is malformed, its module cannot be imported, or it has no such attribute.
@@ -29,8 +29,8 @@ def resolve(path: str, *, option: str) -> Any:
         raise ConfigError(f"{option} must be {ACCEPTED}, found {path!r}")
     if names[0] == "__main__":
         raise ConfigError(
-            f"{option} must be importable from a fresh interpreter, and {path!r} lives in the script that "
-            f"was started; move it into a module of its own and give {ACCEPTED}"
+            f"{option} must be importable from a fresh interpreter, but {path!r} is defined in the script "
+            f"itself; move it to a separate module and set {ACCEPTED}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -45,38 +45,38 @@ def resolve(path: str, *, option: str) -> Any:
 
 
 def _import(names: list[str], num: int | None, path: str, option: str) -> tuple[ModuleType, list[str]]:
-    """The longest prefix that is a module (of `num` names where the path says so), and the names after it."""
+    """The longest prefix that is a module (exactly `num` names if given), and the names after it."""
     for length in [num] if num else range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
         try:
             return importlib.import_module(name), names[length:]
         except ModuleNotFoundError as error:
-            # Only the prefix itself may be missing; a module that it imports in turn is the user's fault.
+            # Only the prefix itself may be missing; a missing import inside the module is the user's error.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise ConfigError(_broken(name, path, option, error)) from error
-        # A module of the user's: it can fail in any way while it is imported.
+        # Importing a user's module can fail in any way.
         except (Exception, SystemExit) as error:
             raise ConfigError(_broken(name, path, option, error)) from error
     raise ConfigError(
-        f"{option} = {path!r} names no module that can be imported; it must be {ACCEPTED}, importable from "
-        f"{os.getcwd()} or from what is installed"
+        f"{option} = {path!r}: no such module; it must be {ACCEPTED}, importable from {os.getcwd()} or from "
+        "an installed package"
     )
 
 
 def _broken(name: str, path: str, option: str, error: BaseException) -> str:
-    """One line: the error, and the line of the user's that it came from."""
+    """The import error and the user's line that raised it, in one line."""
     if isinstance(error, SyntaxError):
         said, where = str(error.msg), f"{error.filename}:{error.lineno}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
         said, where = str(error), f"{frame.filename}:{frame.lineno}"
-    whole = f"python -c 'import {name}' shows the whole traceback"
+    whole = f"run python -c 'import {name}' for the full traceback"
     return f"{option} = {path!r}: importing {name} failed: {type(error).__name__}: {said} ({where}); {whole}"
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is neither Python's own, nor ours, nor an installed package's."""
+    """Whether a file is user code: not the standard library, this package or an installed package."""
     others = (os.path.dirname(os.__file__), os.path.dirname(__file__), "<frozen")
     return not file.startswith(others) and "site-packages" not in file
 
@@ -89,5 +89,5 @@ def _no_attribute(owner: Any, name: str, path: str, option: str) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Whether `reward.function` names a server."""
+    """Whether `reward.function` is the address of a server."""
     return path.startswith(("http://", "https://"))

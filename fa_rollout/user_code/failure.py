@@ -1,4 +1,4 @@
-"""What becomes of user code that gives no result: one line that says what and where, then the traceback."""
+"""Errors of user code: one line with the error and its place, then the traceback."""
 
 import asyncio
 import traceback
@@ -11,7 +11,7 @@ _MAX_TRACEBACK = 8000
 
 
 class UserCodeFailed(FaRolloutError, RuntimeError):
-    """User code gave no result. The first line: what ran, what went wrong, and where; then the traceback."""
+    """User code did not return a result. First line: what ran, the error, its place; then the traceback."""
 
     @property
     def summary(self) -> str:
@@ -20,12 +20,12 @@ class UserCodeFailed(FaRolloutError, RuntimeError):
 
     @property
     def without_what(self) -> str:
-        """The text behind the kind of user code that it begins with."""
+        """The text without the leading kind of user code."""
         return str(self).partition(": ")[2]
 
 
 class UserCodeTimedOut(UserCodeFailed):
-    """User code did not return in its time; of `without_what` the rule and the place alone."""
+    """User code exceeded its time limit; `without_what` is the rule and the place only."""
 
     @property
     def without_what(self) -> str:
@@ -33,7 +33,7 @@ class UserCodeTimedOut(UserCodeFailed):
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with its place, and its traceback in the lines below."""
+    """An exception and its place in one line, followed by its traceback."""
     text = "".join(traceback.format_exception(error)).rstrip()
     return f"{in_one_line(error)}{place.in_words(place.of_error(error))}\n{text[-_MAX_TRACEBACK:]}"
 
@@ -42,17 +42,17 @@ def in_one_line(error: BaseException) -> str:
     """Type and text of an exception."""
     error = place.first_of(error)
     if isinstance(error, asyncio.CancelledError) and not error.args:
-        return "CancelledError: it was cancelled, and the run did not ask for that"
+        return "CancelledError: it was cancelled, but not by the run"
     try:
         text = " ".join(str(error).split())
-    except Exception:  # a `__str__` of the user's own
-        text = "its text cannot be shown"
+    except Exception:  # a user-defined `__str__` can fail
+        text = "(its __str__ failed)"
     name = type(error).__name__
     return f"{name}: {text}"[:_MAX_LINE] if text else name
 
 
 def failed(what: str, error: BaseException) -> UserCodeFailed:
-    """The failure of `what` by an exception that it raised."""
+    """The `UserCodeFailed` for an exception raised by `what`."""
     if isinstance(error, UserCodeFailed):
         return error
     return UserCodeFailed(f"{what}: {told(error)}")

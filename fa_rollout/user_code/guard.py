@@ -1,9 +1,9 @@
-"""Ends user code that holds up the event loop, before the hub takes the whole generator for stopped.
+"""Interrupts user code that blocks the event loop, before the hub considers the whole generator dead.
 
 In: a limit. Out: `LoopBlocked`, raised in the user's own line by a signal to the loop's thread.
 
-Invariant: it is raised only where user code is what holds the loop up, never in this project's own code; time
-in which this process did not run at all (a stopped or starved machine) does not count.
+Invariant: it is raised only while user code blocks the loop, never in this project's own code. Time in which
+this process did not run at all (a stopped or overloaded machine) does not count.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from fa_rollout.user_code.call import IN_USER_CODE
 
 _SIGNAL = signal.SIGRTMAX - 6
 _NUM_LOOKS = 10
-"""Looks within the limit, at all of which the loop must have stood."""
+"""Checks within the limit; the loop must be blocked at all of them."""
 
 
 class LoopBlocked(BaseException):
-    """User code did not give the event loop back; no `Exception`, which a loop of the user's may catch."""
+    """User code blocked the event loop. Not an `Exception`, so that user code rarely catches it."""
 
 
 class LoopGuard:
-    """A thread that watches the running loop inside of a `with` block."""
+    """A thread that watches the running loop inside a `with` block."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._period_s = limit_s / _NUM_LOOKS
         self._loop: asyncio.AbstractEventLoop
         self._num_missed = 0
-        """Looks in a row that found the loop where it was."""
+        """Consecutive checks at which the loop was blocked."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop-guard")
 
@@ -70,13 +70,13 @@ class LoopGuard:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._num_missed > _NUM_LOOKS and IN_USER_CODE.get() and _is_in_user_code(frame):
             raise LoopBlocked(
-                f"it held up the event loop, and with it all other samples, for {self._limit_s:g} s; "
-                "await what takes time, or call it by asyncio.to_thread or in a process of its own"
+                f"it blocked the event loop, and with it all other samples, for {self._limit_s:g} s; "
+                "await slow work, or run it in asyncio.to_thread or in a separate process"
             )
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:
-    """Whether the innermost frame that is neither a library's nor the standard library's is the user's."""
+    """Whether the innermost frame outside libraries and the standard library is user code."""
     while frame is not None:
         whose = place.owner_of(frame.f_code.co_filename)
         if whose in (place.Owner.USER, place.Owner.PROJECT):

@@ -1,9 +1,9 @@
-"""The generator's event loop: user code in it can neither stop it nor cancel the generator's own tasks.
+"""The generator's event loop: user code cannot stop it or cancel the generator's own tasks.
 
 | user code | without this |
 |---|---|
-| raises `SystemExit` or `KeyboardInterrupt` in a task or callback of its own | the loop ends |
-| cancels `asyncio.all_tasks()` | the generator lives on and serves nothing |
+| raises `SystemExit` or `KeyboardInterrupt` in its own task or callback | the loop ends |
+| cancels `asyncio.all_tasks()` | the generator keeps running but does no work |
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _FINISH_S = 1.0
 
 
 class HardenedLoop(asyncio.SelectorEventLoop):
-    """A loop that outlasts user code."""
+    """An event loop that user code cannot end."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -32,7 +32,7 @@ class HardenedLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(self._make_task)
 
     def _run_once(self) -> None:
-        """A task that raises one of these keeps it for whoever awaits it; callbacks that are left follow."""
+        """The task keeps the exception for its awaiter; remaining callbacks run in the next iteration."""
         try:
             super()._run_once()  # type: ignore[misc]
         except (SystemExit, KeyboardInterrupt) as error:
@@ -49,7 +49,7 @@ class HardenedLoop(asyncio.SelectorEventLoop):
         return task
 
     async def finish(self) -> None:
-        """Cancel every task that is left; one of user code that ignores it is left behind."""
+        """Cancel all remaining tasks; a task of user code that ignores it is abandoned."""
         left = {task for task in (*self._hidden, *asyncio.all_tasks()) if not task.done()}
         left -= {asyncio.current_task()}
         for task in left:
@@ -58,5 +58,5 @@ class HardenedLoop(asyncio.SelectorEventLoop):
             await asyncio.wait(left, timeout=_FINISH_S)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Name look-ups wait for no thread of user code."""
+        """Resolve names in threads of our own, so that user code's threads cannot delay it."""
         return await in_thread(socket.getaddrinfo, host, port, **options)

@@ -1,8 +1,7 @@
-"""Where user code is, or was: file, line and function of its innermost frame.
+"""The place in user code: file, line and function of its innermost frame.
 
-In: an exception, a task or a function. Out: a `CodePlace`, or None where no frame is known. Frames of
-installed packages count only where no frame of the user's own files is there, and the standard library's
-only where there is nothing else.
+In: an exception, a task or a function. Out: a `CodePlace`, or None if no frame is known. Frames in the user's
+own files are preferred over installed packages, and these over the standard library.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _MAX_FRAMES = 1000
 
 
 class Owner(IntEnum):
-    """Whose code it is; a smaller number tells a user more."""
+    """Who wrote a file of code; smaller values are more useful to the user."""
 
     USER = 0
     INSTALLED = 1
@@ -50,14 +49,14 @@ class CodePlace:
 
 
 def of_error(error: BaseException) -> CodePlace | None:
-    """Where an exception was raised; of a group, where its first one was."""
+    """Where an exception was raised; for a group, where its first exception was."""
     error = first_of(error)
     frames = traceback.walk_tb(error.__traceback__)
     return innermost(CodePlace(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)
 
 
 def of_task(task: "asyncio.Task[Any]") -> CodePlace | None:
-    """Where a task waits, followed through the tasks that it waits for."""
+    """Where a task waits, following the tasks that it awaits."""
     return innermost(_frames_below(task))
 
 
@@ -74,24 +73,24 @@ def of_function(function: Any) -> CodePlace | None:
 
 
 def in_words(place: CodePlace | None) -> str:
-    """The place as it stands behind a message."""
+    """The place as the suffix of a message."""
     return "" if place is None else f" ({place})"
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first exception of a group: the others are usually its consequence."""
+    """The first exception of a group; the others are usually consequences of it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def is_users(file: str) -> bool:
-    """Whether a file belongs neither to this project, nor to what is installed."""
+    """Whether a file is the user's: not part of this project and not installed."""
     return owner_of(file) is Owner.USER
 
 
 def innermost(frames: Iterable[CodePlace]) -> CodePlace | None:
-    """The user's innermost frame of some that are given from the outside in."""
+    """The user's innermost frame. `frames`: from the outermost to the innermost."""
     best: CodePlace | None = None
     for place in frames:
         if place.file.startswith(_RUNNERS):
@@ -103,16 +102,16 @@ def innermost(frames: Iterable[CodePlace]) -> CodePlace | None:
 
 @lru_cache(maxsize=4096)
 def owner_of(file: str) -> Owner:
-    """Whose a file of code is."""
+    """The owner of a file of code."""
     if file.startswith(_OURS):
         return Owner.PROJECT
-    if file.startswith(_INSTALLED):  # below the standard library's folder in some installations
+    if file.startswith(_INSTALLED):  # in some installations inside the standard library's folder
         return Owner.INSTALLED
     return Owner.PYTHON if file.startswith((*_STDLIB, "<frozen")) else Owner.USER
 
 
 def _frames_below(task: "asyncio.Task[Any]") -> Iterator[CodePlace]:
-    """Frames from a task's outermost coroutine to what it waits for at last, through further tasks."""
+    """Frames from a task's outermost coroutine to what it finally awaits, through other tasks."""
     found: Any = task.get_coro()
     seen: set[int] = set()
     while found is not None and id(found) not in seen and len(seen) < _MAX_FRAMES:
@@ -124,7 +123,7 @@ def _frames_below(task: "asyncio.Task[Any]") -> Iterator[CodePlace]:
 
 
 def _opened(found: Any) -> tuple[FrameType | None, Any]:
-    """Frame of a coroutine or generator, and what it waits for."""
+    """The frame of a coroutine or generator, and what it awaits."""
     for prefix, waits in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
         if hasattr(found, waits):
             return getattr(found, f"{prefix}_frame"), getattr(found, waits)
@@ -132,7 +131,7 @@ def _opened(found: Any) -> tuple[FrameType | None, Any]:
 
 
 def _followed(awaited: Any) -> Any:
-    """The coroutine behind an awaitable: iterators of tasks and generators refer to nothing else."""
+    """The coroutine behind an awaitable, found through its references."""
     if awaited is None or hasattr(awaited, "cr_await") or hasattr(awaited, "gi_yieldfrom"):
         return awaited
     for candidate in [awaited, *gc.get_referents(awaited)]:
@@ -147,7 +146,7 @@ def _followed(awaited: Any) -> Any:
 
 
 def _task_in(frame: FrameType) -> Any:
-    """The task that `wait`, `wait_for` or a task group waits for: the one place that knows is its frame."""
+    """The task awaited by `wait`, `wait_for` or a task group; only its frame holds the reference."""
     if not frame.f_code.co_filename.startswith(_ASYNCIO):
         return None
     for value in list(frame.f_locals.values()):

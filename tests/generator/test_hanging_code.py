@@ -14,7 +14,7 @@ Play = Callable[..., ScriptedEngine]
 CODE = "tests.generator.hanging_code"
 PLACES = {
     0: r"generate: timeout: it asked no engine for 1 s .*; it has been at .*hanging_code.py:\d+ in _tool",
-    1: r"generate: LoopBlocked: it held up the event loop.* \(.*hanging_code.py:\d+ in _block\)",
+    1: r"generate: LoopBlocked: it blocked the event loop.* \(.*hanging_code.py:\d+ in _block\)",
     2: r"generate: timeout: .*hanging_code.py:\d+ in _hang",
     3: r"no room: 64 turns in a row had no room .*hanging_code.py:\d+ in _hang\)",
     4: r"generate: timeout: .*hanging_code.py:\d+ in _hang",
@@ -23,7 +23,7 @@ PLACES = {
 }
 JUDGED = {
     0: r"reward: timeout: the reward ran longer .*hanging_code.py:\d+ in _tool",
-    1: r"reward: LoopBlocked: it held up the event loop.* \(.*hanging_code.py:\d+ in _block\)",
+    1: r"reward: LoopBlocked: it blocked the event loop.* \(.*hanging_code.py:\d+ in _block\)",
 }
 
 

@@ -12,9 +12,9 @@ Play = Callable[..., ScriptedEngine]
 USER = "tests.generator.user_code"
 
 REASONS = [
-    (0, "generate: CancelledError: it was cancelled, and the run did not ask for that"),
+    (0, "generate: CancelledError: it was cancelled, but not by the run"),
     (1, "generate: SystemExit: a library's own usage message"),
-    (2, "generate: CancelledError: it was cancelled, and the run did not ask for that"),
+    (2, "generate: CancelledError: it was cancelled, but not by the run"),
     (3, r"generate: ValueError: a lone surrogate: \ud800"),
     (4, "generate: ValueError: longlong"),
     (5, "metadata: must be plain data"),

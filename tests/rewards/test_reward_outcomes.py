@@ -56,7 +56,7 @@ def test_a_number_of_any_kind_is_a_reward(result: Any, value: float) -> None:
         (torch.tensor([1.0, 2.0]), "one number"),
         (np.array([None]), "NoneType"),
         (object(), "object"),
-        ({"score": 1.0}, r"reward\.key must name the entry.*'score'"),
+        ({"score": 1.0}, r"reward\.key to the entry.*'score'"),
     ],
 )
 def test_anything_else_is_a_failure_that_names_what_was_found(result: Any, says: str) -> None:
@@ -76,8 +76,8 @@ def test_of_a_dict_the_key_is_the_reward_and_other_numbers_are_its_parts() -> No
     [
         ({"score": None}, "NoneType"),
         ({"score": float("nan")}, "finite"),
-        ({"acc": 1.0, "x": 2}, r"'score' must be in the dict.*'acc', 'x'"),
-        (1.0, r"reward\.key = 'score' needs a function that returns a dict, found float"),
+        ({"acc": 1.0, "x": 2}, r"'score' is missing in the dict.*'acc', 'x'"),
+        (1.0, r"with reward\.key = 'score', the function must return a dict, found float"),
     ],
 )
 def test_a_dict_must_hold_a_number_under_the_key(result: Any, says: str) -> None:

@@ -109,7 +109,7 @@ def test_an_error_whose_text_cannot_be_shown_is_a_failure_too() -> None:
     async def user() -> None:
         raise Odd
 
-    with pytest.raises(UserCodeFailed, match=r"^reward: Odd: its text cannot be shown \(.* in user\)"):
+    with pytest.raises(UserCodeFailed, match=r"^reward: Odd: \(its __str__ failed\) \(.* in user\)"):
         in_loop(run("reward", user))
 
 

@@ -1,12 +1,12 @@
-"""What a custom `async def generate(context, sample, sampling_params)` works with.
+"""The interface of custom `async def generate(context, sample, sampling_params)` functions.
 
-In: the user's function, a fresh sample. Out: the sample, or several of one execution (fan-out).
+In: the user's function, a new sample. Out: the sample, or several of one execution (fan-out).
 
-A turn that an engine aborts is continued, or restarted by itself, inside of `context.generate`; the turns
-before it keep their tokens and versions.
+`context.generate` continues or restarts a turn that an engine aborts; earlier turns keep their tokens and
+versions.
 
-Invariant: a sample's ids are exactly those that engines were given and gave back, in order. Each turn's
-prompt must begin with all ids that the sample has so far; what it adds is taken for tool output (mask 0).
+Invariant: a sample's ids are exactly those sent to and returned by engines, in order. Each turn's prompt must
+begin with all ids of the sample so far; ids that it adds count as tool output (mask 0).
 
     async def generate(context, sample, sampling_params):
         ids = sample.prompt_ids
@@ -40,13 +40,13 @@ from fa_rollout.user_code.deadline import Deadline
 from trainer_hook.record import SamplingSpan, VersionSpan
 
 MAX_EMPTY_TURNS = 64
-"""Without room a turn ends at once: a loop around such turns would hold up the event loop for ever."""
+"""A turn without room returns at once, so a loop that ignores it would block the event loop forever."""
 
 Generate = Callable[["GenerateContext", Sample, Params], Awaitable[Sample | list[Sample]]]
 
 
 def append_turn(sample: Sample, turn: Turn) -> None:
-    """Append a turn: whatever its prompt has beyond the sample's ids as tool tokens, then the model's tokens.
+    """Append a turn: ids that its prompt adds to the sample as tool tokens, then the model's tokens.
 
     Raises:
         SampleRefused: the turn's prompt does not begin with the sample's exact ids.
@@ -54,9 +54,9 @@ def append_turn(sample: Sample, turn: Turn) -> None:
     known = sample_ids(sample)
     if not np.array_equal(turn.input_ids[: len(known)], known):
         raise SampleRefused(
-            f"tokens: a turn's prompt must begin with the {len(known)} ids that the sample has, exactly as "
-            f"engines gave them, found {len(turn.input_ids)} ids that differ; build prompts from "
-            "context.ids(sample), never by encoding text again"
+            f"tokens: a turn's prompt must begin with the sample's {len(known)} ids, exactly as engines "
+            f"returned them; found {len(turn.input_ids)} ids that differ. Build prompts from "
+            "context.ids(sample), not by encoding text again"
         )
     append_tool(sample, turn.input_ids[len(known) :])
     start = len(sample.response_ids)
@@ -64,7 +64,7 @@ def append_turn(sample: Sample, turn: Turn) -> None:
     sample.logprobs = np.concatenate([sample.logprobs, turn.logprobs])
     sample.loss_mask = np.concatenate([sample.loss_mask, np.ones(len(turn.output_ids), np.uint8)])
     ends = [(span.version, span.end) for span in sample.version_spans]
-    if not ends and start and turn.version_spans:  # tool tokens that came before any of the model's
+    if not ends and start and turn.version_spans:  # tool tokens before the first token of the model
         ends = [(turn.version_spans[0].version, start)]
     ends += [(span.version, start + span.end) for span in turn.version_spans]
     sample.version_spans = list(merge_spans(ends))
@@ -77,7 +77,7 @@ def append_turn(sample: Sample, turn: Turn) -> None:
 
 
 def append_tool(sample: Sample, ids: npt.ArrayLike) -> None:
-    """Append tokens that no model sampled: mask 0, log-probability 0.0, the version of the token before."""
+    """Append tokens that the model did not sample: mask 0, logprob 0.0, version of the token before."""
     tokens = np.asarray(ids, dtype=np.int32)
     if not len(tokens):
         return
@@ -92,29 +92,29 @@ def append_tool(sample: Sample, ids: npt.ArrayLike) -> None:
 
 
 def sample_ids(sample: Sample) -> IntArray:
-    """All ids of a sample so far: prompt and response."""
+    """The sample's prompt ids and response ids, concatenated."""
     return np.concatenate([sample.prompt_ids, sample.response_ids])
 
 
 class GenerateContext:
-    """The engines and the tokenizer, for one execution of one sample."""
+    """Access to engines and tokenizer for one execution of one sample."""
 
     def __init__(
         self, requester: Requester, tokenizer: Tokenizer, ticket: Ticket, deadline: Deadline
     ) -> None:
-        """`deadline`: of the user's function; it rests while engines work for it."""
+        """`deadline`: for the user's function; its clock stops while engines work."""
         self._requester = requester
         self._tokenizer = tokenizer
         self._ticket = ticket
         self._deadline = deadline
         self._waiting: set[asyncio.Task[Any]] = set()
-        """Tasks of the user's that wait for a turn."""
+        """The user's tasks that wait for a turn."""
         self._is_open = True
         self._num_empty = 0
-        """Turns in a row that brought no token."""
+        """Consecutive turns without a token."""
 
     def close(self) -> None:
-        """The execution is over: turns that nobody waits for end, and no other begins."""
+        """End the execution: cancel running turns and refuse new ones."""
         self._is_open = False
         for task in self._waiting:
             task.cancel()
@@ -126,17 +126,18 @@ class GenerateContext:
         *,
         options: Mapping[str, Any] | None = None,
     ) -> Turn:
-        """Sample one turn; aborts are dealt with inside.
+        """Sample one turn. Aborted requests are continued or restarted inside.
 
-        Without room (`max_new_tokens` below 1) nothing is sent, and the turn is one cut off by length.
+        If no room is left (`max_new_tokens` below 1), nothing is sent and the turn is empty, with
+        finish_reason "length".
 
         Args:
-            options: further keys of its requests, such as `image_data` or `lora_path`.
+            options: more keys for the request, such as `image_data` or `lora_path`.
 
         Raises:
-            RequestFailed: the engine refuses the request, or failed again and again.
-            SampleFailed: too many turns in a row had no room.
-            RuntimeError: the function that this was given to has returned.
+            RequestFailed: the engine refused the request, or it failed too often.
+            SampleFailed: too many consecutive turns had no room.
+            RuntimeError: the generate function has already returned.
         """
         if not self._is_open:
             raise RuntimeError("context.generate must be awaited before the generate function returns")
@@ -153,15 +154,15 @@ class GenerateContext:
         self._num_empty = 0 if len(turn.output_ids) else self._num_empty + 1
         if self._num_empty > MAX_EMPTY_TURNS:
             raise SampleFailed(
-                f"no room: {MAX_EMPTY_TURNS} turns in a row had no room for a token; "
-                'leave the loop at a turn whose finish_reason is "length"'
+                f"no room: {MAX_EMPTY_TURNS} turns in a row had no room for a token; stop your loop when a "
+                'turn\'s finish_reason is "length"'
             )
         if not self._num_empty:
             self._deadline.renew()
         return dataclasses.replace(turn, sampling=token_sampling(params))
 
     def encode(self, text: str) -> IntArray:
-        """Ids of a piece of text, without special tokens around it."""
+        """Token ids of a text, without added special tokens."""
         return self._tokenizer.encode(text)
 
     def decode(self, ids: npt.ArrayLike, *, skip_special_tokens: bool = True) -> str:
@@ -169,32 +170,36 @@ class GenerateContext:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def ids(self, sample: Sample) -> IntArray:
-        """All ids of a sample so far: what the next turn's prompt must begin with."""
+        """All ids of a sample so far; the next turn's prompt must begin with them."""
         return sample_ids(sample)
 
     def append_turn(self, sample: Sample, turn: Turn) -> None:
-        """Append a turn's tokens to a sample; see `append_turn` of this module."""
+        """Append a turn's tokens to a sample; see `append_turn` in this module."""
         append_turn(sample, turn)
 
     def append_tool(self, sample: Sample, ids: npt.ArrayLike) -> None:
-        """Append tool output to a sample: not trained on."""
+        """Append tool output to a sample; it is not trained on."""
         append_tool(sample, ids)
 
 
 def identity_of(sample: Sample) -> tuple[int, int, int]:
-    """Which execution of which group it is."""
+    """(group, member, attempt) of a sample."""
     return (sample.group, sample.member, sample.attempt)
 
 
 def as_samples(result: Any, identity: tuple[int, int, int]) -> list[Sample]:
-    """What a custom function returned, as the samples of the execution that it was given.
+    """The samples that a custom generate function returned.
 
     Raises:
-        SampleRefused: it returned something else.
+        SampleRefused: it returned anything else than samples of its execution.
     """
     samples = list(result) if isinstance(result, list | tuple) else [result]
     if not samples or not all(isinstance(item, Sample) for item in samples):
-        raise SampleRefused(f"samples: a custom generate must return a Sample or some, found {result!r:.200}")
+        raise SampleRefused(
+            f"samples: a custom generate must return a Sample or a list of Samples, found {result!r:.200}"
+        )
     if any(identity_of(item) != identity for item in samples):
-        raise SampleRefused("member: a custom generate must return samples of the execution it was given")
+        raise SampleRefused(
+            "member: a custom generate must return samples with the group, member and attempt of its argument"
+        )
     return samples
