@@ -98,7 +98,7 @@ def test_an_async_reward_that_ignores_its_cancellation_holds_nobody_up(
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
-    assert "ignores its cancellation" in caplog.text
+    assert "ignored its cancellation" in caplog.text
 
 
 def test_what_an_async_function_raises_is_a_failure_and_its_own_cancellation_too() -> None:
