@@ -112,13 +112,13 @@ _tools = same_tools(list)
 
 
 def may_call(choice: Any) -> bool:
-    """Whether tools may be called.
+    """Whether tools may be called. `required` is left to the policy: an answer without a call is its mistake.
 
     Raises:
-        GatewayError: a call is demanded, which only the policy may decide.
+        GatewayError: one certain call is demanded, which only the policy may decide.
     """
     kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind in (None, "auto", "none"):
+    if kind in (None, "auto", "none", "required", "any"):
         return kind != "none"
     raise unsupported("tool_choice", choice, "use 'auto': a forced call is not the policy's own")
 
