@@ -1,11 +1,10 @@
-"""The trainer's side of fa_rollout, and the contract: record schema and control messages.
+"""The trainer's side of fa_rollout, and the contract between processes: record schema and messages.
 
     from trainer_hook import TrainerHook
 
     hook = TrainerHook.attach()
 
-Errors are imported at once, all else when it is first used; torch when the first tensor is made, unless the
-trainer has it already.
+Errors are imported eagerly, everything else on first use. torch is imported when the first tensor is created.
 """
 
 import importlib

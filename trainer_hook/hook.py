@@ -1,16 +1,16 @@
-"""`TrainerHook`: what a trainer calls.
+"""`TrainerHook`: the API that a trainer calls.
 
-| a call | waits for | at most |
+| call | waits for | at most |
 |---|---|---|
 | `attach` | hub and handshake | `timeout_s` |
 | `next_batch` | all ranks to ask, the generator to fill a step | the run's `trainer.stall_s` |
-| `update_weights` | all ranks to enter, the engines to load | the same, for each of the two |
-| `state_dict` | all ranks to leave the steps that it counts | `trainer.stall_s` |
-| `evaluate` | all its prompts | `trainer.stall_s` from one prompt's end to the next |
-| any other | the hub's answer | 30 s |
+| `update_weights` | all ranks to enter, then the engines to load | `trainer.stall_s` each |
+| `state_dict` | all ranks to leave the steps that the state counts | `trainer.stall_s` |
+| `evaluate` | all prompts | `trainer.stall_s` between two finished prompts |
+| all others | the hub's answer | 30 s |
 
-Invariants: no thread of its own and no wait without a deadline; calls from several threads take turns; a
-forked child's hook does nothing and gives nothing back, since the records are its parent's.
+Invariants: the hook starts no thread, and every wait has a deadline; calls from several threads run one after
+another; in a forked child the hook does nothing and releases nothing, because the parent owns the records.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TrainerHook:
-    """A trainer process's way to its rollouts; make one with `TrainerHook.attach()`.
+    """Connects a trainer process to its rollouts; create it with `TrainerHook.attach()`.
 
         with TrainerHook.attach() as hook:
             for step in range(hook.step, hook.run.num_steps):
@@ -55,8 +55,8 @@ class TrainerHook:
                 with hook.update_weights() as update:
                     update.push(model)
 
-    Every rank makes the same calls in the same order. All calls raise `HubLost` when the hub is gone, the
-    error that ended the run (`GeneratorFailed`, `PeerLost`) when it was given up, and `HookStateError` when
+    Every rank makes the same calls in the same order. All calls raise `HubLost` if the hub has exited, the
+    error that ended the run (`GeneratorFailed`, `PeerLost`) if the run has failed, and `HookStateError` if
     the hook is closed or was inherited by a forked child.
     """
 
@@ -97,28 +97,27 @@ class TrainerHook:
         """Join the run as one rank of a trainer.
 
         Args:
-            address: the hub's socket; from FA_ROLLOUT_ADDRESS, which `fa-rollout-proc run` sets like
-                the next two.
-            run: from FA_ROLLOUT_RUN.
-            token: from FA_ROLLOUT_TOKEN.
-            dp_rank: place among the data-parallel ranks; from RANK, which is right only for pure data
-                parallelism. Under a torchrun of several nodes it counts inside the node (LOCAL_RANK), since
-                each node has a hub of its own.
-            dp_size: how many data-parallel ranks there are; from WORLD_SIZE or LOCAL_WORLD_SIZE.
-            peer: with tensor, pipeline or context parallelism, the place among the processes that share a
-                data-parallel rank: they all get the same samples.
-            num_peers: how many share it.
-            nodes: for a job of several nodes, a process group of all its ranks that takes tensors of the CPU,
-                such as `torch.distributed.new_group(backend="gloo")`: batches then have as many micro-batches
-                on every rank of the job, and the figures of the whole job.
-            node: place of this node; from GROUP_RANK, as torchrun sets it.
-            num_nodes: how many there are; from GROUP_WORLD_SIZE. Where the configuration does not say which
-                prompts are this node's, these two do.
+            address: the hub's socket. Default: FA_ROLLOUT_ADDRESS. `fa-rollout-proc run` sets this variable
+                and the next two.
+            run: the run's id. Default: FA_ROLLOUT_RUN.
+            token: the run's token. Default: FA_ROLLOUT_TOKEN.
+            dp_rank: data-parallel rank. Default: RANK, which is correct for pure data parallelism only. Under
+                torchrun with several nodes: LOCAL_RANK, because each node has its own hub.
+            dp_size: number of data-parallel ranks. Default: WORLD_SIZE or LOCAL_WORLD_SIZE.
+            peer: with tensor, pipeline or context parallelism, the index among the processes that share a
+                data-parallel rank. All of them get the same samples.
+            num_peers: number of processes that share the data-parallel rank.
+            nodes: for a job of several nodes, a process group of all its ranks that accepts CPU tensors, such
+                as `torch.distributed.new_group(backend="gloo")`. Every rank of the job then gets the same
+                number of micro-batches, and batches carry the totals of the whole job.
+            node: index of this node. Default: GROUP_RANK, which torchrun sets.
+            num_nodes: number of nodes. Default: GROUP_WORLD_SIZE. `node` and `num_nodes` select this node's
+                prompts unless the configuration does.
 
         Raises:
-            AttachTimeout: the hub was not ready in time; the text says how far it had come.
-            HandshakeRefused: the hub serves another run, user or release, or the rank does not fit its world.
-            HookStateError: there is no address to go to.
+            AttachTimeout: the hub was not ready in time; the text names the stage it reached.
+            HandshakeRefused: the hub serves another run, user or release, or has no slot for this rank.
+            HookStateError: no address was found.
         """
         attached = attach(
             address=address,
@@ -139,7 +138,8 @@ class TrainerHook:
         elif attached.welcome.shares_engines:
             hook.close()
             raise HookStateError(
-                "ranks whose nodes share engines must be able to agree: pass nodes= to attach (engine.shared)"
+                "nodes that share engines (engine.shared) must coordinate weight updates; found no process "
+                "group for it: pass nodes= to TrainerHook.attach"
             )
         return hook
 
@@ -157,61 +157,62 @@ class TrainerHook:
             sharing = EngineSharing(self._session, nodes, leads=leads, speaks=attached.leads)
             self._stepping.sharing = self._updating.sharing = sharing
 
-    # --- where the run stands ---------------------------------------------------------------------
+    # --- progress of the run ----------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """Step that this rank trains now or next."""
+        """The step that this rank is training or trains next."""
         return self._stepping.step
 
     @property
     def version(self) -> int:
-        """Weight version that the engines have, as far as this rank knows."""
+        """The engines' weight version, as far as this rank knows."""
         return self._updating.version
 
     @property
     def lineage(self) -> str:
-        """Name of the branch that versions count in; another one after an older checkpoint was loaded."""
+        """Id of the branch of weight versions; it changes when an older checkpoint is loaded."""
         sharing = self._stepping.sharing
         return self._lineage if sharing is None else sharing.lineage or self._lineage
 
     # --- batches ----------------------------------------------------------------------------------
 
     def next_batch(self, *, copy: bool = False) -> AbstractContextManager[Batch]:
-        """This rank's part of the next step, as a context manager: what happens inside the block is training.
+        """This rank's part of the next step, as a context manager; train inside the block.
 
-        Leaving the block in order says that the step is trained. Leaving it by an exception gives the step
-        back: the same samples come again, to this trainer or the next. Records go back to the ring at the
-        end of the block, except those that a tensor made from `batch.samples` still looks at: these follow
-        when it dies.
+        Leaving the block normally marks the step as trained. An exception returns the step: the same samples
+        are delivered again, to this trainer or its replacement. Records return to the ring at the end of the
+        block, except records that a tensor from `batch.samples` still views: these return when the tensor is
+        freed.
 
             with hook.next_batch() as batch:
-                tokens = batch.samples[0].tokens        # zero-copy: looks at the ring
-                kept = tokens.clone()                   # its own memory
-            # here `tokens` is still valid, and still holds its record; `kept` does not
+                tokens = batch.samples[0].tokens        # zero-copy view of the ring
+                kept = tokens.clone()                   # own memory
+            # `tokens` is still valid and still holds its record; `kept` holds none
 
         Args:
-            copy: take copies out of the ring: writable tensors, and a batch that can be used after the block.
+            copy: copy the batch out of the ring. Tensors are then writable and valid after the block.
 
         Raises (on entering the block):
-            EndOfData: there is no further batch.
-            Stalled: none came in `trainer.stall_s`; the text says who waits for whom. The call may be made
-                again.
-            GeneratorFailed: the generator was given up; the text has its traceback.
-            PeerLost: another rank is gone.
-            UnsplittableBatch: the step cannot be cut for this number of ranks or this micro-batch limit.
+            EndOfData: there are no more batches.
+            Stalled: no batch arrived within `trainer.stall_s`; the text says what is waiting for what. The
+                call can be repeated.
+            GeneratorFailed: the generator failed for good; the text contains its traceback.
+            PeerLost: another rank has exited.
+            UnsplittableBatch: the step cannot be split over this number of ranks or within this micro-batch
+                limit.
         """
         return Block(lambda: self._stepping.enter(copy=copy), self._stepping.leave)
 
     def is_batch_ready(self) -> bool:
-        """Ask for the next batch, without waiting; whether `next_batch` would return, or raise, at once.
+        """Request the next batch without waiting. True if `next_batch` would return or raise immediately.
 
-        For a trainer that has something to do meanwhile, with `fileno` for its selector.
+        For a trainer that does other work in the meantime; register `fileno` with its selector.
         """
         return self._stepping.is_ready()
 
     def fileno(self) -> int:
-        """Becomes readable when the hub has said something."""
+        """File descriptor that becomes readable when a message from the hub arrives."""
         return self._session.connection.fileno()
 
     # --- weights ----------------------------------------------------------------------------------
@@ -220,19 +221,19 @@ class TrainerHook:
         """Publish the next weight version, as a context manager; all ranks enter, push and leave.
 
             with hook.update_weights() as update:
-                update.push(model)                      # by files, HTTP or broadcast: see there
+                update.push(model)                      # by files, HTTP or broadcast
 
             with hook.update_weights() as update:
-                update.pause()                          # engines stand still until the block ends
+                update.pause()                          # engines pause until the block ends
                 my_own_push(model, update.version)
 
-        On leaving the block every engine has `update.version`, and `hook.version` is it. A block that raises
+        After the block every engine has `update.version`, and `hook.version` equals it. A block that raises
         publishes nothing.
 
         Raises (on entering and on leaving the block):
-            WeightUpdateFailed: the engines did not take the weights, or another rank's block raised; the
-                version stays what it was.
-            Stalled: a rank did not enter, or an engine did not answer, in `trainer.stall_s`.
+            WeightUpdateFailed: the engines did not load the weights, or another rank's block raised; the
+                version is unchanged.
+            Stalled: a rank did not enter, or an engine did not answer, within `trainer.stall_s`.
             PeerLost, GeneratorFailed: as for `next_batch`.
         """
         self._stepping.end_lent()
@@ -243,10 +244,10 @@ class TrainerHook:
     def abort(
         self, *, group: int | None = None, member: int | None = None, older_than: int | None = None
     ) -> int:
-        """Abort running requests: of one group, one sample of it, groups begun before a version, or all.
+        """Abort running requests: of one group, of one sample, of groups started before a version, or all.
 
-        What they have so far goes on or starts again as the run's `rollout.partial` says; nothing is lost.
-        Evaluations go on. Returns how many groups it struck.
+        Aborted samples continue or restart according to `rollout.partial`; nothing is lost. Evaluations are
+        not affected. Returns the number of groups with aborted requests.
         """
         return self._session.ask_alone(
             lambda number: m.Abort(request=number, group=group, member=member, older_than=older_than),
@@ -262,18 +263,19 @@ class TrainerHook:
         samples_per_prompt: int | None = None,
         sampling: dict[str, Any] | None = None,
     ) -> Evaluation:
-        """Sample and score prompts with the engines' present weights, beside training; wait for all of it.
+        """Sample and score prompts with the current weights, alongside training; wait for the result.
 
-        Call it on one rank. Nothing of it enters a batch, the counts of training or its cursor.
+        Call it on one rank. Evaluation samples never enter a batch, the training counts or the data cursor.
 
         Args:
-            source: prompts (text, chat messages, or dicts of prompt, label and metadata); or a data set of
-                `[evaluation]` by name, or a file's path; None: `evaluation.path`.
-            samples_per_prompt: in place of that of `[evaluation]`.
-            sampling: in place of keys of `[evaluation]`'s.
+            source: prompts (text, chat messages, or dicts of prompt, label and metadata), the name of a data
+                set in `[evaluation]`, or a file path. None: `evaluation.path`.
+            samples_per_prompt: overrides the value in `[evaluation]`.
+            sampling: overrides keys of the sampling parameters in `[evaluation]`.
 
         Raises:
-            EvaluationFailed: the data set or the sampling cannot be used. A prompt that fails is none.
+            EvaluationFailed: the data set or the sampling parameters are invalid. A prompt that fails does
+                not raise; see `Evaluation.num_failed`.
         """
         order = order_of(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
         with PendingEvaluation(self._session, order) as pending:
@@ -286,22 +288,22 @@ class TrainerHook:
         samples_per_prompt: int | None = None,
         sampling: dict[str, Any] | None = None,
     ) -> PendingEvaluation:
-        """The same without waiting: train on, and call `is_ready` and `result` when it suits.
+        """Start an evaluation without waiting; continue training and call `is_ready` and `result` later.
 
-        A weight update meanwhile makes it one of mixed versions (`Evaluation.is_mixed`)."""
+        If a weight update happens before it finishes, its versions are mixed (`Evaluation.is_mixed`)."""
         order = order_of(source, samples_per_prompt=samples_per_prompt, sampling=sampling)
         return PendingEvaluation(self._session, order)
 
     def pause(self) -> None:
-        """Start no further groups; running ones finish, and what is finished can still be trained."""
+        """Start no new groups. Running groups finish, and finished groups can still be trained."""
         self._session.ask_alone(lambda number: m.Hold(request=number, held=True), m.Reply)
 
     def resume(self) -> None:
-        """Start groups again."""
+        """Start new groups again."""
         self._session.ask_alone(lambda number: m.Hold(request=number, held=False), m.Reply)
 
     def statistics(self) -> HookStatistics:
-        """Where this process spent its time, and the hub's figures of the whole run."""
+        """Time spent by this process, and the hub's statistics of the whole run."""
         taken = self._session.ask_alone(lambda number: m.QueryStatistics(request=number), m.StatisticsTaken)
         return HookStatistics(
             num_steps=self._stepping.num_trained,
@@ -311,38 +313,38 @@ class TrainerHook:
         )
 
     def state_dict(self, *, payload: bool = False, interrupt: bool = False) -> dict[str, Any]:
-        """Where the data stands, to be saved with the model: what is trained, and what is under way.
+        """State of the rollouts, to save with the model: trained prompts and unfinished groups.
 
-        The state counts a step as trained when every rank of this node has left it: the call waits for the
-        ranks that have not.
+        A step counts as trained when every rank of this node has left it; the call waits for the others.
 
-        Plain numbers, text and lists; all ranks that call it between the same two steps get the same, and
-        those of several nodes each the part of their own, under the node's name: save all of them. Tokens
-        of samples under way are in it where `rollout.partial` is `"resume"`: those that engines gave back so
-        far, as at a weight update. `trainer.checkpoint_bytes` bounds what is kept of unfinished groups.
+        The state contains plain numbers, text and lists. All ranks of a node that call it between the same
+        two steps get the same state. With several nodes, each node gets its own part, under the node's name:
+        save all parts. With `rollout.partial = "resume"` the state includes the tokens of unfinished samples
+        that the engines have returned so far, for example at a weight update. `trainer.checkpoint_bytes`
+        limits the size of the unfinished groups.
 
         Args:
-            payload: keep finished groups whole, so that they need not be made again. The state is as large
-                as their records then: call it on the ranks that save it.
-            interrupt: end all running requests for a moment, so that all tokens so far are kept. Where the
-                run ends, as after SIGTERM, that is done without being asked for.
+            payload: include finished groups in full, so that they are not generated again. The state is then
+                as large as their records: call it only on the ranks that save it.
+            interrupt: abort all running requests briefly, to include all tokens generated so far. Always done
+                when the run is ending, for example after SIGTERM.
 
         Raises:
-            PeerLost: a rank is gone that had not left a step of the state.
-            HookStateError: another rank gave such a step back: its block raised.
-            Stalled: a rank did not leave such a step in `trainer.stall_s`.
+            PeerLost: a rank exited before it left a step of the state.
+            HookStateError: another rank returned such a step, because its block raised.
+            Stalled: a rank did not leave such a step within `trainer.stall_s`.
         """
         self._stepping.end_lent()
         return self._checkpoints.take(step=self.step, payload=payload, interrupt=interrupt)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint, on every rank and before its first batch.
+        """Continue from a checkpoint. Call it on every rank, before the first batch.
 
-        What was trained after the checkpoint comes again; `step`, `version` and `lineage` are the
-        checkpoint's. With None the run begins again: for a trainer that was lost before it could save.
+        Everything trained after the checkpoint is delivered again; `step`, `version` and `lineage` are set to
+        the checkpoint's. None restarts the run, for a trainer that was lost before its first checkpoint.
 
         Raises:
-            HookStateError: a batch was taken already, or the state is not of this run's data.
+            HookStateError: a batch was already delivered, or the state belongs to other data.
         """
         where = self._checkpoints.load(state)
         self._stepping.step, self._updating.version = where.step, where.version
@@ -353,8 +355,8 @@ class TrainerHook:
     # --- life -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the run in order; idempotent. Records go back; tensors that you kept become copies of
-        them."""
+        """Leave the run normally; idempotent. Records return to the ring; tensors that still view them become
+        copies."""
         self._leave(in_order=True)
 
     def _leave(self, *, in_order: bool) -> None:
@@ -369,5 +371,5 @@ class TrainerHook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; where the block has failed, the other ranks are told that this one is gone."""
+        """Close. If the block failed, report this rank to the others as lost."""
         self._leave(in_order=is_orderly(error))

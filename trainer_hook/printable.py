@@ -1,8 +1,8 @@
-r"""Text from elsewhere, made safe to show: an engine, a model, user code or a file wrote it.
+r"""Escapes untrusted text (from an engine, a model, user code or a file) for display.
 
-In: any text. Out: the same text with every character that acts instead of being seen written as its escape
-(`\x1b`, `\r`, `\u202e`). Invariant: what is returned moves no cursor, starts no line that was not asked for,
-reverses no reading order, and can be encoded as UTF-8.
+In: any text. Out: the same text with control and formatting characters escaped (`\x1b`, `\r`, `\u202e`).
+Invariant: the result moves no cursor, adds no line breaks, changes no reading order, and can be encoded as
+UTF-8.
 """
 
 import json
@@ -13,20 +13,20 @@ _ACTING = re.compile(
     "\x00-\x1f\x7f-\x9f"  # control characters: terminals obey ESC and, as one character, CSI (\x9b)
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the reading order (Trojan Source, arXiv 2111.00169)
     "\u2028\u2029"  # line ends beside \n
-    "\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # never seen: hidden text
-    "\ud800-\udfff"  # halves of characters, which no stream can encode
+    "\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible text
+    "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
     "]"
 )
 _ACTING_IN_LINES = re.compile(_ACTING.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """`text` on one line; with `lines` its line ends and tabs stay as they are."""
+    """`text` on one line; `lines` keeps line ends and tabs."""
     return (_ACTING_IN_LINES if lines else _ACTING).sub(_escaped, text)
 
 
 def printable_json(text: str) -> str:
-    """JSON that means the same and can be shown."""
+    """Equivalent JSON that is safe to display."""
     return _ACTING_IN_LINES.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 

@@ -1,7 +1,7 @@
-"""The record schema: what one group looks like in the ring. The consumer owns it; the generator fills it.
+"""The record schema: the layout of one group in the ring, written by the generator, read by the trainer.
 
-A record is one group, columnar: a msgpack `RecordHead` for scalars and metadata, then the packed arrays of
-`COLUMNS` in their order, then the extra columns that the run's configuration names.
+A record is one group in columns: a msgpack `RecordHead` for scalars and metadata, then the packed arrays of
+`COLUMNS` in order, then the extra columns of the run's configuration.
 
 Shapes: N samples, T tokens of all samples (prompt and response), R response tokens of all samples,
 S version spans of all samples.
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 UNKNOWN_VERSION = -1
-"""A weight version that the engine did not tell, or told in a form of no meaning; never current."""
+"""The engine reported no weight version, or one that cannot be parsed; never equal to the current version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Column:
     dtype: str
     """numpy dtype string, little endian."""
     axis: str
-    """What the first axis counts: `T`, `R`, `S`, `N`, or `N+1` for offsets; of extra columns also `T-N` (all
-    tokens but each sample's last) and `X` (as many as the last entry of `cu_<name>`)."""
+    """Length of the first axis: `T`, `R`, `S`, `N`, or `N+1` for offsets; in extra columns also `T-N` (all
+    tokens except the last of each sample) and `X` (the last entry of `cu_<name>`)."""
     shape: tuple[int, ...] = ()
-    """The other axes."""
+    """Lengths of the other axes."""
 
 
 COLUMNS = (
@@ -43,14 +43,14 @@ COLUMNS = (
     Column(name="cu_spans", dtype="<i4", axis="N+1"),
     Column(name="rewards", dtype="<f4", axis="N"),
 )
-"""`span_ends[s]` counts response tokens from the start of its sample; spans are half open and cover it."""
+"""`span_ends[s]` counts response tokens from the start of the sample; spans are half-open and cover it."""
 
 
 _AXIS_OF = {"token": "T", "input_token": "T-N", "response_token": "R", "sample": "N", "item": "X"}
 
 
 class ExtraColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A further array of every sample, which a run's configuration names."""
+    """An additional array per sample, declared in the run's configuration."""
 
     name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z][A-Za-z0-9_]*$", max_length=64)]
     dtype: Literal[
@@ -66,14 +66,14 @@ class ExtraColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "float64",
     ] = "float32"
     per: Literal["token", "input_token", "response_token", "sample", "item"]
-    """What has a row: each token of prompt and response; each but a sample's last, which no model ran; each
-    response token; a sample as a whole; or any number of items a sample, none included."""
+    """What a row belongs to: a token of prompt and response; the same without a sample's last token, which is
+    never a model input; a response token; a sample; or an item (a sample has zero or more)."""
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(max_length=3)] = []
-    """Of one row."""
+    """Shape of one row."""
 
 
 def columns_of(extra: Sequence[ExtraColumn]) -> tuple[Column, ...]:
-    """All columns of a run's records, in order; those of items have their offsets in front."""
+    """All columns of a run's records, in order; an item column follows its offsets."""
     columns = list(COLUMNS)
     for wanted in extra:
         if wanted.per == "item":
@@ -90,9 +90,9 @@ def columns_of(extra: Sequence[ExtraColumn]) -> tuple[Column, ...]:
 
 
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a token was sampled, in the engine's terms.
+    """Sampling parameters of a token, as the engine defines them.
 
-    Log-probabilities of a record are those of softmax(logits / temperature) over the whole vocabulary, after
+    A record's log-probabilities are of softmax(logits / temperature) over the whole vocabulary, after
     penalties and before top-k, top-p and min-p.
     """
 
@@ -107,8 +107,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def logprob_temperature(self) -> float:
-        """What the logits of its log-probability were divided by: engines sample greedily below 1e-6, and
-        report log-probabilities at temperature 1 then."""
+        """Divisor of the logits in the reported log-probability. Below 1e-6 engines sample greedily and
+        report log-probabilities at temperature 1."""
         return 1.0 if self.temperature < _GREEDY_BELOW else self.temperature
 
 
@@ -133,7 +133,7 @@ class VersionSpan:
 
 
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The msgpack part of a record: identity, settings and outcomes of one group."""
+    """The msgpack part of a record: identity, settings and outcome of one group."""
 
     group: int
     """Position of the group in the run's endless stream of prompts; unique in a run."""
@@ -147,17 +147,17 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     """Member index of each sample."""
     finish_reasons: list[str]
     sampling: TokenSampling
-    """As the run's configuration has it."""
+    """The run's configured parameters."""
     sampling_spans: list[list[tuple[TokenSampling, int]]] = []
-    """By sample: settings, and the end of the response tokens that were sampled with them. Empty where
-    `sampling` holds for every token."""
+    """Per sample: parameters, and the end of the response tokens sampled with them. Empty if `sampling`
+    applies to every token."""
     reward_mean: float
     reward_std: float
-    """ddof 1, over the scored executions that are trained, as the mean; 0 for one."""
+    """ddof 1, over the scored samples that are trained, like the mean; 0 for a single sample."""
     reward_count: int
     excluded: list[int] = []
-    """Indices of samples without a token in the loss: they do not count in the three figures above. Such a
-    sample may have no reward, which is NaN in its column."""
+    """Indices of samples without a token in the loss; the three values above leave them out. A missing
+    reward is NaN in its column."""
     started_s: float
     finished_s: float
     """time.monotonic() of this host."""
@@ -166,11 +166,11 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_number(run: str) -> int:
-    """64-bit number of a run id, as record headers carry it."""
+    """64-bit hash of a run id, stored in record headers."""
     return int.from_bytes(hashlib.blake2b(run.encode(), digest_size=8).digest(), "little")
 
 
 def schema_fingerprint(columns: tuple[Column, ...] = COLUMNS) -> int:
-    """64-bit fingerprint of a schema: of names, dtypes, axes, shapes and head fields, in order."""
+    """64-bit fingerprint of a schema: names, dtypes, axes, shapes and head fields, in order."""
     text = repr([(c.name, c.dtype, c.axis, c.shape) for c in columns]) + repr(RecordHead.__struct_fields__)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -41,7 +41,7 @@ def test_a_trainer_that_was_not_started_by_the_launcher_is_told_how(
     for name in ("ADDRESS", "RUN", "TOKEN"):
         monkeypatch.setenv(f"FA_ROLLOUT_{name}", "something")
     monkeypatch.delenv(f"FA_ROLLOUT_{missing}")
-    with pytest.raises(HookStateError, match=f"FA_ROLLOUT_{missing} is not set: start the trainer by"):
+    with pytest.raises(HookStateError, match=f"FA_ROLLOUT_{missing} is not set: start the trainer with"):
         TrainerHook.attach()
 
 
@@ -79,7 +79,7 @@ def test_stages_that_were_reached_are_named_at_the_deadline(tmp_path: Path) -> N
 
     with (
         listen(tmp_path / "hub") as listener,
-        pytest.raises(AttachTimeout, match="took the connection of rank 3 and did not answer"),
+        pytest.raises(AttachTimeout, match="accepted the connection of rank 3 and did not answer"),
     ):
         TrainerHook.attach(address=listener.address, timeout_s=0.1, dp_rank=3, dp_size=4, **WHERE)
 
@@ -87,7 +87,7 @@ def test_stages_that_were_reached_are_named_at_the_deadline(tmp_path: Path) -> N
 def test_a_hub_that_ends_during_the_handshake_is_told(tmp_path: Path) -> None:
     with (
         Hub(tmp_path, lambda line: line.receive(m.Hello) and None, welcome=False) as hub,
-        pytest.raises(AttachTimeout, match="it ended before it answered rank 0"),
+        pytest.raises(AttachTimeout, match="it exited before it answered rank 0"),
     ):
         TrainerHook.attach(**hub.where)
 

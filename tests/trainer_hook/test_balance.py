@@ -82,7 +82,7 @@ def test_fewer_samples_than_ranks_are_refused_with_both_numbers(num_samples: int
 
 
 def test_a_sample_over_the_limit_is_refused_with_both_lengths() -> None:
-    with pytest.raises(UnsplittableBatch, match=r"one of 101 tokens over the limit of 100"):
+    with pytest.raises(UnsplittableBatch, match=r"a sample of 101 tokens over the limit of 100"):
         split(sizes([10, 101]), num_ranks=1, max_tokens_per_micro_batch=100)
 
 

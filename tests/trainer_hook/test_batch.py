@@ -258,7 +258,7 @@ def test_a_write_into_the_ring_ends_the_process_and_names_its_line() -> None:
 
 def test_a_record_of_another_schema_is_refused(ring: Ring) -> None:
     record = ring.write_raw(b"no head", list(columns_of(FIRST).values()))
-    with pytest.raises(DescriptorRefused, match="head must be msgpack"):
+    with pytest.raises(DescriptorRefused, match="head must follow"):
         batch_of(ring, [record], [[Part(0, 0)]])
 
 

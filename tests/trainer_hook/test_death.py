@@ -53,7 +53,7 @@ def test_a_stopped_hub_is_a_stall_not_a_death(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("trainer_hook.session.session.REPLY_TIMEOUT_S", 0.2)
     with hub_process(tmp_path, "serve") as (where, process), TrainerHook.attach(**where) as hook:
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(Stalled, match="the hub lives"):
+        with pytest.raises(Stalled, match="the hub is running"):
             hook.pause()
         os.kill(process.pid, signal.SIGCONT)
         with hook.next_batch() as batch:

@@ -26,5 +26,5 @@ def test_a_stripe_is_that_of_the_whole(pieces: list[tuple[int, int]], rows: slic
 
 
 def test_rows_from_the_end_are_refused() -> None:
-    with pytest.raises(ValueError, match="found a step of -1"):
+    with pytest.raises(ValueError, match="found -1"):
         _strided([np.arange(3)], [0], range(3)[::-1])

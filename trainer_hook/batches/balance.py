@@ -1,11 +1,11 @@
-"""Who trains what: the samples of a step split over ranks and micro-batches.
+"""Splits the samples of a step over ranks and micro-batches.
 
-In: the size of every sample of the step. Out: `[rank][micro_batch][part]`. Pure, and the same answer for the
-same input on every machine, so that a recorded step can be cut again.
+In: the size of every sample of the step. Out: `[rank][micro_batch][part]`. Pure and deterministic across
+machines, so a recorded step can be split again.
 
-Invariant: every sample is on exactly one rank once; every rank has the same number of micro-batches and none
-of them is empty; no micro-batch exceeds the limit. All micro-batches are made about equal in tokens, and
-those of one index on different ranks are the most alike, since ranks meet in collectives once for each.
+Invariant: every sample is on exactly one rank, once; every rank has the same number of micro-batches, none of
+them empty; no micro-batch exceeds the limit. Micro-batches have about equal numbers of tokens, most closely
+those of one index on different ranks, because the ranks run collectives together once per index.
 """
 
 import heapq
@@ -19,16 +19,16 @@ from trainer_hook.messages import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSize:
-    """What the split needs to know of one sample."""
+    """Size of one sample, as input to the split."""
 
     record: int
     """Index of its record in the step."""
     member: int
     """Index inside the record."""
     num_tokens: int
-    """Prompt and response: what a forward pass costs."""
+    """Prompt and response: the cost of a forward pass."""
     loss_tokens: int = 0
-    """Tokens in the loss; among samples of one length these are spread evenly too."""
+    """Tokens in the loss; samples of equal length are also balanced by these."""
 
 
 _Bin = list[SampleSize]
@@ -39,9 +39,9 @@ def split(
 ) -> list[list[list[Part]]]:
     """Split the samples of a step: `[rank][micro_batch][part]`; `Part.record` counts the step's records.
 
-    Without a limit each rank gets one micro-batch, and ranks differ by at most the longest sample. With one,
-    the number of micro-batches is the smallest that best-fit decreasing packing reaches. Where there are
-    fewer samples than micro-batches, the shortest of the rank stands in as a filler with an empty loss mask.
+    Without a limit each rank gets one micro-batch, and ranks differ by at most the longest sample. With a
+    limit, best-fit decreasing packing determines the number of micro-batches. If there are fewer samples than
+    micro-batches, the rank's shortest sample is repeated as a filler with an empty loss mask.
 
     Raises:
         UnsplittableBatch: there are fewer samples than ranks, or a sample is longer than the limit.
@@ -49,7 +49,7 @@ def split(
     if len(samples) < num_ranks:
         raise UnsplittableBatch(
             "a step must have at least one sample for every data-parallel rank; found "
-            f"{len(samples)} samples for {num_ranks} ranks; "
+            f"{len(samples)} samples for {num_ranks} ranks: "
             "raise groups_per_step or samples_per_group, or use fewer ranks"
         )
     ordered = sorted(samples, key=lambda s: (-s.num_tokens, -s.loss_tokens, s.record, s.member))
@@ -69,8 +69,8 @@ def _into_bins(ordered: _Bin, num_ranks: int, limit: int | None) -> list[_Bin]:
         return _spread(ordered, num_ranks)
     if ordered[0].num_tokens > limit:
         raise UnsplittableBatch(
-            f"every sample must fit a micro-batch alone; found one of {ordered[0].num_tokens} tokens "
-            f"over the limit of {limit}; raise max_tokens_per_micro_batch or shorten prompts and answers"
+            f"every sample must fit into a micro-batch; found a sample of {ordered[0].num_tokens} tokens "
+            f"over the limit of {limit}: raise max_tokens_per_micro_batch or shorten prompts and answers"
         )
     packed = _pack(ordered, limit)
     num_bins = -(-len(packed) // num_ranks) * num_ranks
@@ -81,7 +81,7 @@ def _into_bins(ordered: _Bin, num_ranks: int, limit: int | None) -> list[_Bin]:
 
 
 def _spread(ordered: _Bin, num_bins: int) -> list[_Bin]:
-    """Longest first, each to the bin with the fewest tokens (Graham's LPT rule): even, of any height."""
+    """Longest first, each to the bin with the fewest tokens (Graham's LPT rule): balanced, no limit."""
     bins: list[_Bin] = [[] for _ in range(num_bins)]
     heap = [(0, 0, index) for index in range(num_bins)]
     for sample in ordered:
@@ -92,7 +92,7 @@ def _spread(ordered: _Bin, num_bins: int) -> list[_Bin]:
 
 
 def _pack(ordered: _Bin, limit: int) -> list[_Bin]:
-    """Longest first, each to the fullest bin that still has room (best-fit decreasing): few bins, uneven."""
+    """Longest first, each to the fullest bin with room for it (best-fit decreasing): few bins, unbalanced."""
     bins: list[_Bin] = []
     rooms: list[tuple[int, int]] = []  # (free tokens, bin), kept sorted
     for sample in ordered:
@@ -106,7 +106,7 @@ def _pack(ordered: _Bin, limit: int) -> list[_Bin]:
 
 
 def _fill_empty(bins: list[_Bin]) -> list[_Bin]:
-    """Empty bins take the last sample of the bins with the most samples, as long as any has two."""
+    """Move the last sample of the bin with the most samples to each empty bin, while any bin has two."""
     for empty in [a_bin for a_bin in bins if not a_bin]:
         donor = max(bins, key=len)
         if len(donor) > 1:
@@ -115,7 +115,7 @@ def _fill_empty(bins: list[_Bin]) -> list[_Bin]:
 
 
 def _over_ranks(bins: list[_Bin], num_ranks: int) -> list[list[_Bin]]:
-    """Bins in layers of like size, one for each rank; the largest of a layer to the rank with the least."""
+    """Assign layers of similar bins, one per rank; the rank with the fewest tokens gets the largest bin."""
     bins = sorted(bins, key=lambda a_bin: -_num_tokens(a_bin))
     ranks: list[list[_Bin]] = [[] for _ in range(num_ranks)]
     totals = [0] * num_ranks

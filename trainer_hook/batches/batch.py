@@ -1,7 +1,7 @@
-"""A rank's part of a step: micro-batches of samples, and the figures of the whole step.
+"""A rank's part of a step: micro-batches of samples, and the totals of the whole step.
 
-Invariant: everything here can be read inside the `with` block of `next_batch`; after it, whatever would touch
-the ring raises StaleView (or goes on to work, if the batch was taken as a copy).
+Invariant: everything here is readable inside the `with` block of `next_batch`. After the block, any access to
+the ring raises StaleView, unless the batch is a copy.
 
 Shapes: n samples and T tokens of a micro-batch.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class MicroBatch:
     """Samples of one forward and backward pass, packed end to end.
 
-    Tensors are fresh memory, each made at its first use: take them to a device or write to them as you like.
-    They hold nothing in the ring. Arrays over T speak of the token at their own position, so the model's
-    output at t - 1 belongs to `tokens[t]`, `logprobs[t]` and `loss_mask[t]`:
+    Each tensor is created on first use in its own memory: it is writable and holds no records in the ring.
+    Arrays over T describe the token at the same position, so the model's output at t - 1 corresponds to
+    `tokens[t]`, `logprobs[t]` and `loss_mask[t]`:
 
         logits = model(micro_batch.tokens[None], position_ids=micro_batch.position_ids[None]).logits
         logprobs = token_logprobs(logits, micro_batch)  # trainer_hook.losses
@@ -35,10 +35,10 @@ class MicroBatch:
     __slots__ = ("_packed", "_version", "samples")
 
     def __init__(self, samples: Sequence[Sample], version: int) -> None:
-        """`version`: weight version that trains them."""
+        """`version`: the weight version being trained."""
         self._version = version
         self.samples: tuple[Sample, ...] = tuple(samples)
-        """Fillers included."""
+        """Includes fillers."""
         self._packed: PackedArrays | None = PackedArrays(self.samples)
 
     @property
@@ -46,8 +46,8 @@ class MicroBatch:
         """The same arrays in numpy. Raises StaleView after the batch has ended."""
         if self._packed is None:
             raise StaleView(
-                "a micro-batch is read inside the `with` block of its batch, and was used after it: keep "
-                "tensors that you took inside, or take the batch with next_batch(copy=True)"
+                "a micro-batch must be read inside the `with` block of its batch; it was used after the "
+                "block: keep tensors read inside it, or get the batch with next_batch(copy=True)"
             )
         return self._packed
 
@@ -58,56 +58,56 @@ class MicroBatch:
 
     @property
     def padded_tokens(self) -> "torch.Tensor":
-        """[n, L] int64: a row for each sample, 0 behind its tokens, for models that do not take packed
-        sequences; a causal model needs no attention mask for padding on the right"""
+        """[n, L] int64: one row per sample, padded on the right with 0, for models without support for packed
+        sequences. A causal model needs no attention mask for right padding."""
         return as_tensor(self.arrays.padded_tokens)
 
     @property
     def cu_seqlens(self) -> "torch.Tensor":
-        """[n + 1] int32: where each sample starts, and T"""
+        """[n + 1] int32: start of each sample, then T"""
         return as_tensor(self.arrays.cu_seqlens)
 
     @property
     def position_ids(self) -> "torch.Tensor":
-        """[T] int64: position of each token in its own sample"""
+        """[T] int64: position of each token in its sample"""
         return as_tensor(self.arrays.position_ids)
 
     @property
     def sample_ids(self) -> "torch.Tensor":
-        """[T] int64: sample of each token; `values[sample_ids]` spreads values of samples over tokens"""
+        """[T] int64: sample of each token; `values[sample_ids]` broadcasts per-sample values to tokens"""
         return as_tensor(self.arrays.sample_ids)
 
     @property
     def loss_mask(self) -> "torch.Tensor":
-        """[T] float32: 1 where the token is trained on; 0 for prompts, fillers and masked tokens"""
+        """[T] float32: 1 for trained tokens; 0 for prompts, fillers and masked tokens"""
         return as_tensor(self.arrays.loss_mask)
 
     @property
     def response_mask(self) -> "torch.Tensor":
-        """[T] bool: true at response tokens, trained on or not"""
+        """[T] bool: true for response tokens, trained or not"""
         return as_tensor(self.arrays.response_mask)
 
     @property
     def temperatures(self) -> "torch.Tensor":
-        """[T] float32: what logits are divided by before they are compared with `logprobs`: the temperature
-        that the token was sampled at; 1 at prompts and where sampling was greedy"""
+        """[T] float32: sampling temperature of each token; divide logits by it before comparing with
+        `logprobs`. 1 for prompts and greedy sampling."""
         return as_tensor(self.arrays.temperatures)
 
     @property
     def versions(self) -> "torch.Tensor":
-        """[T] int64: weight version that sampled the token; -1 at prompts and where it is unknown"""
+        """[T] int64: weight version that sampled the token; -1 for prompts and unknown versions"""
         return as_tensor(self.arrays.versions)
 
     @property
     def staleness(self) -> "torch.Tensor":
-        """[T] int64: version that trains the batch minus `versions`; -1 where that is unknown"""
+        """[T] int64: the batch's version minus `versions`; -1 if unknown"""
         versions = self.versions
         return (self._version - versions).where(versions >= 0, -1)
 
     @property
     def logprobs(self) -> "torch.Tensor":
-        """[T] float32: log-probability under the policy that sampled the token, of
-        softmax(logits / temperatures); 0 at prompts"""
+        """[T] float32: log-probability of softmax(logits / temperatures) under the policy that sampled the
+        token; 0 for prompts"""
         return as_tensor(self.arrays.logprobs)
 
     @property
@@ -117,7 +117,7 @@ class MicroBatch:
 
     @property
     def group_reward_mean(self) -> "torch.Tensor":
-        """[n] float32: over the scored samples of each sample's group, wherever they are trained"""
+        """[n] float32: over the scored samples of each sample's group, on all ranks"""
         return as_tensor(self.arrays.group_reward_mean)
 
     @property
@@ -131,23 +131,23 @@ class MicroBatch:
         return as_tensor(self.arrays.group_reward_count)
 
     def extra(self, name: str, rows: slice = slice(None)) -> "torch.Tensor":
-        """An extra column (`record.columns`): [T, ...] where tokens have rows, 0 for those without; [n, ...]
-        where each sample has one value; all rows in order where samples have any number of them.
+        """An extra column (`record.columns`): [T, ...] for columns per token, 0 for tokens without a row;
+        [n, ...] for columns per sample; all rows in order for columns per item.
 
-        `rows` are the ones that are wanted, such as `slice(peer, None, num_peers)` of a context-parallel
-        rank: no more than these are taken out of the ring.
+        `rows` selects rows, such as `slice(peer, None, num_peers)` for a context-parallel rank; only these
+        rows are copied out of the ring.
         """
         return as_tensor(self.arrays.extra(name, rows))
 
     def advantages(self, eps: float = 1e-6) -> "torch.Tensor":
-        """[n] float32: (reward - group mean) / (group std + eps), as GRPO has it, arXiv 2402.03300; 0 for an
-        excluded member."""
+        """[n] float32: (reward - group mean) / (group std + eps), GRPO, arXiv 2402.03300; 0 for excluded
+        samples."""
         advantages = (self.rewards - self.group_reward_mean) / (self.group_reward_std + eps)
         return advantages.masked_fill(as_tensor(self.arrays.is_excluded), 0.0)
 
     @property
     def max_seqlen(self) -> int:
-        """Tokens of the longest sample."""
+        """Number of tokens of the longest sample."""
         return max(sample.prompt_length + sample.response_length for sample in self.samples)
 
     @property
@@ -157,7 +157,7 @@ class MicroBatch:
 
     @property
     def num_loss_tokens(self) -> int:
-        """Tokens with a loss mask of 1."""
+        """Number of tokens in the loss."""
         return self.arrays.num_loss_tokens
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class MicroBatch:
 
 
 class Batch:
-    """What this rank trains in one step; use it inside `with hook.next_batch() as batch`."""
+    """This rank's part of one step; use it inside `with hook.next_batch() as batch`."""
 
     def __init__(self, message: BatchMessage, groups: Sequence[Group], *, keep: bool = False) -> None:
         self._groups = groups
@@ -177,33 +177,33 @@ class Batch:
         )
         self.step: int = message.step
         self.version: int = message.version
-        """Weight version that trains this batch; the update after it publishes the next one."""
+        """The weight version being trained; the update after the batch publishes the next version."""
         self.num_groups_global: int = message.num_groups_global
         self.num_samples_global: int = message.num_samples_global
         self.num_tokens_global: int = message.num_tokens_global
         """Response tokens in the loss over all ranks."""
         self.loss_scale: float = message.num_ranks_global / max(1, message.num_tokens_global)
-        """What a sum over this rank's tokens is multiplied by, so that the gradient is that of the mean over
-        the tokens of all ranks: DDP and FSDP average gradients over ranks, hence their number. Divide by
-        `num_tokens_global` alone where gradients are summed."""
+        """Factor for the sum over this rank's tokens, to get the gradient of the mean over the tokens of all
+        ranks. It is number of ranks / `num_tokens_global`, because DDP and FSDP average gradients over
+        ranks. If gradients are summed, divide by `num_tokens_global` instead."""
         self.reward_mean: float = message.reward_mean
         """Over all ranks."""
         self.staleness: int | None = message.staleness_max
-        """Version that trains the batch minus the oldest version among its tokens, over all ranks."""
+        """The version being trained minus the oldest version of a token, over all ranks."""
         self.is_last: bool = message.last
-        """No batch follows; it may be smaller than the others where the data ends."""
+        """This is the last batch; at the end of the data it may be smaller than the others."""
 
     def micro_batches(self) -> tuple[MicroBatch, ...]:
-        """This rank's micro-batches: as many as on every other rank, and of about as many tokens."""
+        """This rank's micro-batches: the same number on every rank, with about equal numbers of tokens."""
         return self._micro_batches
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """This rank's samples, each once; fillers left out."""
+        """This rank's samples, without fillers."""
         return tuple(s for micro_batch in self._micro_batches for s in micro_batch.samples if not s.is_filler)
 
     def close(self) -> None:
-        """End the batch: let go of the ring. Called on leaving the `with` block."""
+        """Release the batch's records. Called on leaving the `with` block."""
         if not self._keep:
             for micro_batch in self._micro_batches:
                 micro_batch.close()

@@ -1,6 +1,6 @@
-"""A `with` block that is a hook call at both ends.
+"""A `with` block that makes a hook call on entry and on exit.
 
-A class and not `contextlib.contextmanager`: entering may raise EndOfData, which is a StopIteration, and a
+Not a `contextlib.contextmanager`, because entering may raise EndOfData, which is a StopIteration, and a
 block that is never entered must do nothing.
 """
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Block(Generic[T]):
-    """Calls `enter` and hands its result to the block; calls `leave` with what the block raised, or None."""
+    """Passes the result of `enter` to the block; calls `leave` with the block's exception, or None."""
 
     def __init__(self, enter: Callable[[], T], leave: Callable[[BaseException | None], None]) -> None:
         self._enter = enter

@@ -1,9 +1,9 @@
-"""One record of the ring, decoded: the group that it holds.
+"""A group, decoded from one record of the ring.
 
-In: a verified record. Out: its head, its columns by name, its samples' bounds as plain numbers.
+In: a verified record. Out: its head, its columns by name, and sample offsets as plain numbers.
 
-Invariant: columns agree with one another in length, or the record is refused; after `close` no column can be
-reached through the group, so that what still maps the record is what the trainer kept.
+Invariant: a record whose columns disagree in length is refused. After `close` the group no longer exposes its
+columns, so only views that the trainer kept still map the record.
 """
 
 import weakref
@@ -26,7 +26,7 @@ _HEAD = msgspec.msgpack.Decoder(RecordHead)
 
 
 class Group:
-    """A group of samples, mapped for as long as its batch lasts."""
+    """A group of samples, mapped while its batch is open."""
 
     __slots__ = (
         "_columns",
@@ -42,17 +42,17 @@ class Group:
     )
 
     def __init__(self, record: Record, *, columns: Sequence[Column] = COLUMNS, keep: bool = False) -> None:
-        """Decode a record that holds `columns`. `keep`: they are copies, which outlive the batch.
+        """Decode a record that holds `columns`. `keep`: the columns are copies, valid after the batch.
 
         Raises:
-            DescriptorRefused: head or columns are not what the schema says.
+            DescriptorRefused: head or columns do not match the schema.
         """
         self.head = _decode_head(record)
         arrays = dict(zip((column.name for column in columns), record.arrays, strict=False))
         _check(self.head, columns, arrays, record.sequence)
         self._record = record
         self.extra = {c.name: c.axis for c in columns[len(COLUMNS) :] if c.axis != "N+1"}
-        """Extra columns, and what their first axis counts."""
+        """Extra columns, with the name of their first axis."""
         base = record.arrays[0].base
         assert isinstance(base, np.ndarray)
         self._memory = weakref.ref(base)
@@ -72,13 +72,13 @@ class Group:
         """Columns by name, read-only views of the ring. Raises StaleView after the batch has ended."""
         if self._columns is None:
             raise StaleView(
-                f"a batch is read inside its `with` block; group {self.head.group} was used after it: keep "
-                "tensors that you took inside, or take the batch with next_batch(copy=True)"
+                f"a batch must be read inside its `with` block; group {self.head.group} was used after the "
+                "block: keep tensors read inside it, or get the batch with next_batch(copy=True)"
             )
         return self._columns
 
     def extra_of(self, name: str, index: int) -> npt.NDArray[Any]:
-        """One sample's rows of an extra column; where samples have one value each, that value."""
+        """One sample's rows of an extra column, or its value in a column per sample."""
         column, axis = self.columns[name], self.extra[name]
         match axis:
             case "N":
@@ -93,7 +93,7 @@ class Group:
         return column[start:end]
 
     def sampling_of(self, index: int) -> list[tuple[TokenSampling, int]]:
-        """One sample's settings, each with the end of its response tokens."""
+        """One sample's sampling parameters, each with the end of its response tokens."""
         if self.head.sampling_spans:
             return self.head.sampling_spans[index]
         num_tokens = self.response_ends[index + 1] - self.response_ends[index]
@@ -101,15 +101,15 @@ class Group:
 
     @property
     def memory(self) -> "weakref.ref[npt.NDArray[np.uint8]] | None":
-        """The record's bytes in the ring, for as long as any view of them lives; None for a copy."""
+        """The record's bytes in the ring, while any view of them exists; None for a copy."""
         return None if self._keep else self._memory
 
     def on_release(self, callback: Callable[[int], None]) -> None:
-        """Have `callback(sequence)` called, from any thread, when no view of the record is left."""
+        """Call `callback(sequence)`, from any thread, when the last view of the record is freed."""
         self._record.on_release(callback)
 
     def close(self) -> None:
-        """Let go of the record; views that the trainer kept hold it until they die."""
+        """Release the record; views that the trainer kept hold it until they are freed."""
         if not self._keep:
             self._columns = None
         self._record.close()
@@ -121,7 +121,7 @@ def open_groups(
     """Verify and map the records of a batch.
 
     Raises:
-        DescriptorRefused: one of them is not what its descriptor says; none is mapped then.
+        DescriptorRefused: a record does not match its descriptor; no record stays mapped.
     """
     groups: list[Group] = []
     try:
@@ -145,8 +145,8 @@ def _decode_head(record: Record) -> RecordHead:
         return _HEAD.decode(record.head)
     except msgspec.DecodeError as error:
         raise DescriptorRefused(
-            f"a record's head must be msgpack of this release's schema; record {record.sequence} has "
-            f"another: {error}; install one release of fa_rollout"
+            f"a record's head must follow this release's schema; the head of record {record.sequence} does "
+            f"not ({error}): install the same release of fa_rollout everywhere"
         ) from error
 
 
@@ -184,7 +184,7 @@ def _agree(num_samples: int, columns: Sequence[Column], arrays: dict[str, npt.ND
 
 
 def _spans(columns: dict[str, npt.NDArray[Any]]) -> list[list[tuple[int, int]]]:
-    """By sample: (version, end) of each version span, in order."""
+    """Per sample: (version, end) of each version span, in order."""
     bounds = columns["cu_spans"].tolist()
     spans = list(zip(columns["span_versions"].tolist(), columns["span_ends"].tolist(), strict=True))
     return [spans[start:end] for start, end in pairwise(bounds)]

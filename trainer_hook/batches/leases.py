@@ -1,9 +1,9 @@
-"""Which records of the ring this process still looks at.
+"""Leases: the ring records that this process still views.
 
-In: the groups of each batch. Out: the records that no view is left of, to be told to the hub.
+In: the groups of each batch. Out: the records without views, to report to the hub.
 
-Invariant: every hand-over of a record is given back once, after the last view of it died. The callback of a
-dying view runs in any thread at any moment, so it does nothing but append to a deque.
+Invariant: every lease is released exactly once, after the last view of its record is freed. The release
+callback can run in any thread at any time, so it only appends to a deque.
 """
 
 import weakref
@@ -19,18 +19,18 @@ from trainer_hook.batches.group import Group
 
 
 class Leases:
-    """Records between hand-over and return."""
+    """Records that were delivered and are not released yet."""
 
     def __init__(self) -> None:
         self._dead: deque[tuple[int, int]] = deque()
-        """(step, sequence) of each hand-over that ended."""
+        """(step, sequence) of each lease that ended."""
         self._returned: dict[int, list[int]] = {}
-        """The same by step, not told to the hub yet."""
+        """Released sequences by step, not reported to the hub yet."""
         self._memories: list[weakref.ref[npt.NDArray[np.uint8]]] = []
         self._num_held = 0
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
-        """Watch the records of a batch."""
+        """Track the records of a batch."""
         self._num_held += len(groups)
         self._memories = [memory for memory in self._memories if memory() is not None]
         self._memories += [group.memory for group in groups if group.memory is not None]
@@ -41,21 +41,21 @@ class Leases:
         self._dead.append((step, sequence))
 
     def take_returned(self) -> dict[int, list[int]]:
-        """Records that became free and were not taken yet, by step."""
+        """Records released since the last call, by step."""
         self._collect()
         returned, self._returned = self._returned, {}
         return returned
 
     def take_returned_of(self, step: int) -> list[int]:
-        """Those of one step."""
+        """Released records of one step."""
         self._collect()
         return self._returned.pop(step, [])
 
     def keep_views(self) -> None:
-        """Give the views that live memory of their own, before their records go back all the same.
+        """Copy live views to private memory, so that their records can be released.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: out of memory.
         """
         for memory in self._memories:
             base = memory()
@@ -64,7 +64,7 @@ class Leases:
 
     @property
     def num_held(self) -> int:
-        """Records that something still maps, the open batch's included."""
+        """Number of records that are still mapped, including those of the open batch."""
         self._collect()
         return self._num_held
 

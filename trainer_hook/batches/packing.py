@@ -1,9 +1,9 @@
-"""Samples laid end to end, as variable-length attention kernels take them. Pure numpy; each is built once.
+"""Samples packed end to end, for variable-length attention kernels. Pure numpy; each array is built once.
 
-In: samples of one micro-batch. Out: fresh arrays, which stay valid after the ring has moved on.
+In: samples of one micro-batch. Out: new arrays, which stay valid after the records are released.
 
-Shapes: n samples, T tokens of all of them. Arrays over T speak of the token at their own position: what is
-compared with `logprobs[t]` is the model's output at t - 1.
+Shapes: n samples, T tokens of all of them. Arrays over T describe the token at the same position: compare
+`logprobs[t]` with the model's output at t - 1.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class PackedArrays:
 
     @cached_property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """[n + 1] where each sample starts, and T"""
+        """[n + 1] start of each sample, then T"""
         return np.concatenate([[0], np.cumsum(self.lengths)], dtype=np.int32)
 
     @cached_property
@@ -40,50 +40,51 @@ class PackedArrays:
 
     @cached_property
     def padded_tokens(self) -> npt.NDArray[np.int64]:
-        """[n, L] tokens of each sample from the left, 0 behind them; L is that of the longest"""
+        """[n, L] tokens of each sample, padded on the right with 0; L is the longest length"""
         out = np.zeros((len(self.lengths), self.lengths.max()), np.int64)
         out[self.sample_ids, self.position_ids] = self.tokens
         return out
 
     @cached_property
     def position_ids(self) -> npt.NDArray[np.int64]:
-        """[T] position of each token in its own sample"""
+        """[T] position of each token in its sample"""
         starts = self.cu_seqlens[:-1].astype(np.int64)
         return np.arange(self.cu_seqlens[-1], dtype=np.int64) - np.repeat(starts, self.lengths)
 
     @cached_property
     def sample_ids(self) -> npt.NDArray[np.int64]:
-        """[T] sample of each token; `values[sample_ids]` spreads values of samples over tokens"""
+        """[T] sample of each token; `values[sample_ids]` broadcasts per-sample values to tokens"""
         return np.repeat(np.arange(len(self._samples), dtype=np.int64), self.lengths)
 
     @cached_property
     def response_mask(self) -> npt.NDArray[np.bool_]:
-        """[T] true at response tokens, trained on or not"""
+        """[T] true for response tokens, trained or not"""
         starts = self.cu_seqlens[:-1] + np.array([sample.prompt_length for sample in self._samples], np.int64)
         return np.arange(self.cu_seqlens[-1]) >= np.repeat(starts, self.lengths)
 
     @cached_property
     def temperatures(self) -> npt.NDArray[np.float32]:
-        """[T] what logits are divided by before they are compared with `logprobs`; 1 at prompts"""
+        """[T] divisor of the logits before comparing with `logprobs`; 1 for prompts"""
         spans = [
-            [(s.settings.logprob_temperature, s.end) for s in one.sampling_spans] for one in self._samples
+            [(s.settings.logprob_temperature, s.end) for s in sample.sampling_spans]
+            for sample in self._samples
         ]
         return self._painted(np.ones(self.cu_seqlens[-1], np.float32), spans)
 
     @cached_property
     def versions(self) -> npt.NDArray[np.int64]:
-        """[T] weight version that sampled the token; -1 at prompts and where the engine did not report one"""
+        """[T] weight version that sampled the token; -1 for prompts and unknown versions"""
         spans = [[(span.version, span.end) for span in sample.version_spans] for sample in self._samples]
         return self._painted(np.full(self.cu_seqlens[-1], UNKNOWN_VERSION, np.int64), spans)
 
     @cached_property
     def loss_mask(self) -> npt.NDArray[np.float32]:
-        """[T] 1 where the token is trained on, 0 for prompts, fillers and tokens that are masked"""
+        """[T] 1 for trained tokens, 0 for prompts, fillers and masked tokens"""
         return self._at_responses([sample.arrays.loss_mask for sample in self._samples])
 
     @cached_property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """[T] log-probability under the policy that sampled the token, 0 at prompts"""
+        """[T] log-probability under the policy that sampled the token, 0 for prompts"""
         return self._at_responses([sample.arrays.logprobs for sample in self._samples])
 
     def _painted(
@@ -105,12 +106,12 @@ class PackedArrays:
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:
-        """[n] 0 for a member that was excluded without one"""
+        """[n] 0 for an excluded sample without a reward"""
         return np.array([sample.reward or 0.0 for sample in self._samples], np.float32)
 
     @cached_property
     def is_excluded(self) -> npt.NDArray[np.bool_]:
-        """[n] members that do not count in their group's figures"""
+        """[n] samples that do not count in the group's mean and std"""
         return np.array([sample.is_excluded for sample in self._samples], np.bool_)
 
     @cached_property
@@ -129,13 +130,13 @@ class PackedArrays:
         return np.array([sample.group_reward_count for sample in self._samples], np.int64)
 
     def extra(self, name: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
-        """An extra column of all samples, or these rows of it, made without the others.
+        """An extra column of all samples; `rows` selects rows, and only these are copied.
 
-        [T, ...] where it has rows for tokens, 0 where a token has none (a prompt's, or a sample's last);
-        [n, ...] where samples have one value each; [items, ...] where they have any number.
+        [T, ...] for columns per token, 0 for tokens without a row (prompts, or a sample's last token);
+        [n, ...] for columns per sample; [items, ...] for columns per item.
 
         Raises:
-            ValueError: rows are asked for from the end to the start.
+            ValueError: `rows` has a negative step.
         """
         parts = [sample.arrays.extras[name] for sample in self._samples]
         starts = self.cu_seqlens[:-1]
@@ -154,9 +155,9 @@ class PackedArrays:
 
 
 def _strided(parts: Sequence[npt.NDArray[Any]], starts: Sequence[int], rows: range) -> npt.NDArray[Any]:
-    """Rows of an array that has each part at its start and 0 elsewhere."""
+    """Selected rows of an array with each part at its start and 0 elsewhere."""
     if rows.step < 1:
-        raise ValueError(f"rows of a column are taken from its start to its end, found a step of {rows.step}")
+        raise ValueError(f"rows must have a step of 1 or more, found {rows.step}: reverse the result instead")
     out = np.zeros((len(rows), *parts[0].shape[1:]), parts[0].dtype)
     for start, part in zip(starts, parts, strict=True):
         first = max(0, -(-(start - rows.start) // rows.step))

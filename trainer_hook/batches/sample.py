@@ -1,4 +1,4 @@
-"""One completion as the trainer sees it: numbers, text, and views of its tokens in the ring.
+"""One completion: numbers, text, and views of its tokens in the ring.
 
 Shapes: L tokens of prompt and response, r response tokens.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampleArrays:
-    """A sample in numpy: read-only views of the ring, except for a mask that the batch has changed."""
+    """A sample in numpy: read-only views of the ring, except a loss mask that the batch changed."""
 
     tokens: npt.NDArray[np.int32]
     """[L]"""
@@ -30,16 +30,16 @@ class SampleArrays:
     loss_mask: npt.NDArray[np.uint8]
     """[r]"""
     extras: dict[str, npt.NDArray[Any]]
-    """Extra columns by name, as `Sample.extras` has them."""
+    """Extra columns by name; see `Sample.extras`."""
 
 
 class Sample:
     """One completion of one prompt.
 
-    Tensors are zero-copy and read-only: an in-place write to one is a segmentation fault; `clone()` first.
-    They stay valid for as long as they are referenced, also after the `with` block of their batch, but hold
-    their record in the ring meanwhile. Attributes that make tensors raise `StaleView` after the block;
-    numbers and text stay.
+    Tensors are zero-copy and read-only: an in-place write causes a segmentation fault, so `clone()` first.
+    A tensor stays valid while it is referenced, also after the `with` block of its batch, and holds its
+    record in the ring for that time. After the block, attributes that create tensors raise `StaleView`;
+    numbers and text remain readable.
     """
 
     __slots__ = ("_group", "_index", "_part", "_prompt_length", "_response_length", "_version")
@@ -69,7 +69,7 @@ class Sample:
         )
 
     def _masked(self, loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The mask of the record, as the batch changed it; a record itself is never altered."""
+        """The record's loss mask with the batch's changes; the record itself is never modified."""
         if self._part.filler:
             return np.zeros_like(loss_mask)
         if self._part.mask_before:
@@ -89,23 +89,23 @@ class Sample:
 
     @property
     def logprobs(self) -> "torch.Tensor":
-        """[r] float32: log-probability of each response token under the policy that sampled it, of
-        softmax(logits / temperature); see `sampling_spans`."""
+        """[r] float32: log-probability of each response token, of softmax(logits / temperature) under the
+        policy that sampled it; see `sampling_spans`."""
         return as_tensor(self.arrays.logprobs)
 
     @property
     def loss_mask(self) -> "torch.Tensor":
-        """[r] uint8: 1 where the token is trained on; all 0 for a filler, 0 where tokens are too stale."""
+        """[r] uint8: 1 for trained tokens; 0 for tokens that are too stale and for all tokens of a filler."""
         return as_tensor(self.arrays.loss_mask)
 
     @property
     def extras(self) -> "dict[str, torch.Tensor]":
-        """The run's extra columns (`record.columns`) by name: a row per token, response token or item, or the
-        one value of the sample, such as `token_rewards` [r] or `routed_experts` [L - 1, layers, experts]."""
+        """The run's extra columns (`record.columns`) by name: a row per token, response token or item, or one
+        value per sample; for example `token_rewards` [r] or `routed_experts` [L - 1, layers, experts]."""
         return {name: as_tensor(self._group.extra_of(name, self._index)) for name in self._group.extra}
 
     def extra_axis(self, name: str) -> str:
-        """What the first axis of an extra column counts; see `trainer_hook.record.Column`."""
+        """First axis of an extra column; see `trainer_hook.record.Column`."""
         return self._group.extra[name]
 
     # --- lengths and outcome ----------------------------------------------------------------------
@@ -125,23 +125,23 @@ class Sample:
 
     @property
     def is_filler(self) -> bool:
-        """A stand-in that evens out the number of micro-batches: nothing of it may reach the loss."""
+        """A repeated sample that equalizes the number of micro-batches; keep it out of the loss."""
         return self._part.filler
 
     @property
     def reward(self) -> float | None:
-        """None for a member that was excluded without one."""
+        """None for an excluded sample without a reward."""
         reward = self._group.rewards[self._index]
         return None if math.isnan(reward) else reward
 
     @property
     def is_excluded(self) -> bool:
-        """Its loss mask was all 0 when it was recorded: it does not count in its group's figures."""
+        """Its loss mask was all 0 when recorded; it does not count in the group's mean and std."""
         return self._index in self._group.head.excluded
 
     @property
     def group_reward_mean(self) -> float:
-        """Over the scored samples of the group that are trained, also those on other ranks."""
+        """Over the scored samples of the group that are trained, on all ranks."""
         return self._group.head.reward_mean
 
     @property
@@ -156,17 +156,17 @@ class Sample:
     def advantage(self, eps: float = 1e-6) -> float:
         """Reward relative to the group, (reward - mean) / (std + eps): GRPO, arXiv 2402.03300.
 
-        0 for an excluded member.
+        0 for an excluded sample.
         """
         if self.reward is None or self.is_excluded:
             return 0.0
         return (self.reward - self.group_reward_mean) / (self.group_reward_std + eps)
 
-    # --- how it was sampled -----------------------------------------------------------------------
+    # --- sampling ---------------------------------------------------------------------------------
 
     @property
     def sampling_spans(self) -> tuple[SamplingSpan, ...]:
-        """How the response tokens were sampled, in order; one span unless turns differ."""
+        """Sampling parameters of the response tokens, in order; a single span unless turns differ."""
         return tuple(SamplingSpan(settings, end) for settings, end in self._group.sampling_of(self._index))
 
     @property
@@ -179,8 +179,8 @@ class Sample:
         found = {span.settings.temperature for span in self.sampling_spans}
         if len(found) > 1:
             raise ValueError(
-                f"a sample has one temperature only if all of its turns have; sample {self.member} of group "
-                f"{self.group} has {sorted(found)}: use sampling_spans, or micro_batch.temperatures"
+                f"all turns of a sample must have the same temperature; sample {self.member} of group "
+                f"{self.group} has {sorted(found)}: use sampling_spans or micro_batch.temperatures"
             )
         return found.pop() if found else self._group.head.sampling.temperature
 
@@ -188,12 +188,12 @@ class Sample:
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Which weights sampled which response tokens, in order."""
+        """Weight versions of the response tokens, in order."""
         return tuple(VersionSpan(version, end) for version, end in self._group.spans[self._index])
 
     @property
     def staleness(self) -> int | None:
-        """Version that trains it minus the oldest among its tokens; None if an engine did not tell."""
+        """The version being trained minus the oldest version of its tokens; None if a version is unknown."""
         versions = [version for version, _ in self._group.spans[self._index]]
         if UNKNOWN_VERSION in versions:
             return None
@@ -234,7 +234,7 @@ class Sample:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The row's metadata and what user code added for this sample; a new dict at each call."""
+        """The data row's metadata and the metadata that user code added; a new dict at each call."""
         own = self._group.head.sample_metadata
         return {**self._group.head.metadata, **(own[self._index] if own else {})}
 

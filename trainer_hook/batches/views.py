@@ -1,11 +1,10 @@
-"""Torch tensors over read-only memory, without a copy.
+"""Zero-copy torch tensors over read-only memory.
 
-In: a numpy view of the ring. Out: a tensor on the same bytes, that keeps the view (and so its record) alive.
+In: a numpy view of the ring. Out: a tensor on the same bytes that keeps the view, and its record, alive.
 
-torch has no read-only tensors: it warns at `from_numpy` of such an array and then ignores the flag. Here the
-array says of itself that it may be written, which leaves the interpreter's warning filters alone and costs
-no copy. The pages stay read-only for the process: an in-place write is a segmentation fault, and faulthandler
-names its line.
+torch has no read-only tensors: `from_numpy` warns about a read-only array and then ignores the flag. To avoid
+the warning without changing warning filters, the array is exported as writable. The pages stay read-only: an
+in-place write causes a segmentation fault, and faulthandler prints its line.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Exported:
-    """What `np.asarray` needs to see the memory of an array again, as writable; it holds the array."""
+    """Exports an array's memory to `np.asarray` as writable, and keeps the array alive."""
 
     __slots__ = ("__array_interface__", "_array")
 
@@ -30,7 +29,7 @@ class _Exported:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> "torch.Tensor":
-    """A tensor that shares the memory of `array`; read it, never write to it unless the array is writable."""
+    """A tensor that shares the memory of `array`; write to it only if the array is writable."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Exported(array)))

@@ -1,9 +1,9 @@
-"""The run's part of a trainer's checkpoint, from the side of one rank.
+"""The run's part of a trainer's checkpoint, on one rank.
 
-In: the hub's state, the ring, the file with the tokens of running samples. Out: plain numbers, text and
-lists, to be saved with the model; and back.
+Save: hub state, ring records, and the file with the tokens of running samples become plain numbers, text and
+lists, saved with the model. Load: the reverse.
 
-Invariant: all leases for copying end with the call, whatever happens in it.
+Invariant: all leases for copying end with the call, also if it fails.
 """
 
 import base64
@@ -27,12 +27,12 @@ from trainer_hook.session.session import Session
 log = logging.getLogger("trainer_hook")
 
 KEPT = "kept"
-"""Key of what a state holds of unfinished groups: a block of `trainer_hook.calls.kept` in base64, because
-text and numbers survive every checkpoint format."""
+"""Key of the unfinished groups in a state: a block of `trainer_hook.calls.kept`, in base64 because every
+checkpoint format can store text."""
 
 
 class Checkpoints:
-    """Takes and loads states."""
+    """Saves and loads states."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Checkpoints:
     ) -> None:
         """
         Args:
-            spool_dir: where files for the hub go; empty: it takes none.
-            leads: this rank's checkpoint is the one that counts.
-            attach: number of this attachment, for names of files.
-            node: (number, how many there are), each with a state of its own.
+            spool_dir: folder for files to the hub; empty: the hub accepts no files.
+            leads: this rank's checkpoint is used.
+            attach: number of this attachment, for file names.
+            node: (index of this node, number of nodes); each node has its own state.
         """
         self._session = session
         self._spool_dir = spool_dir
@@ -65,7 +65,7 @@ class Checkpoints:
             taken = session.ask(
                 lambda number: m.TakeState(request=number, step=step, payload=payload, interrupt=interrupt),
                 m.StateTaken,
-                waits_for="the state of the run",
+                waits_for="the run's state",
                 timeout_s=session.wait_timeout_s,
             )
             try:
@@ -78,7 +78,7 @@ class Checkpoints:
         return state if self._num_nodes == 1 else {_key(self._node, self._num_nodes): state}
 
     def load(self, state: dict[str, Any] | None) -> m.StateLoaded:
-        """Give the run a state; where it stands then."""
+        """Load a state into the run; returns the resulting position."""
         if state is not None:
             state = _part_of(state, self._node, self._num_nodes)
         kept, path, entries = "", "", list[m.KeptEntry]()
@@ -94,17 +94,17 @@ class Checkpoints:
             timeout_s=self._session.wait_timeout_s,
         )
 
-    # --- taking -----------------------------------------------------------------------------------
+    # --- saving -----------------------------------------------------------------------------------
 
     def _keep(self, taken: m.StateTaken) -> str:
-        """What is kept of unfinished groups: finished ones first, then those under way."""
+        """The block of untrained groups: finished groups first, then partial ones."""
         groups = itertools.chain(self._records(taken), _partials(taken.partials_path))
         block = pack(groups, limit_bytes=self._limit_bytes)
         num_left_out = block.num_left_out + taken.num_left_out
         if num_left_out:
             log.warning(
-                "checkpoint_bounded num_kept=%d num_left_out=%d bytes=%d: groups left out start anew where "
-                "it is loaded; trainer.checkpoint_bytes is the bound",
+                "checkpoint_bounded num_kept=%d num_left_out=%d bytes=%d: groups left out restart after a "
+                "load; trainer.checkpoint_bytes is the limit",
                 block.num_groups,
                 num_left_out,
                 len(block.data),
@@ -121,13 +121,13 @@ class Checkpoints:
     # --- loading ----------------------------------------------------------------------------------
 
     def _hand_over(self, kept: Any) -> tuple[str, list[m.KeptEntry]]:
-        """Write the block to where the generator can read it; the file, and what is in it."""
+        """Write the block to a file for the generator; returns the path and the entries."""
         try:
             block = base64.b64decode(kept, validate=True)
         except (TypeError, ValueError) as error:
             raise HookStateError(
-                f'the "{KEPT}" of a state must be the text that hook.state_dict() gave, found {kept!r:.40}: '
-                "load the state without it"
+                f'"{KEPT}" of a state must be the text that hook.state_dict() returned, found {kept!r:.40}: '
+                f'remove "{KEPT}" from the state and load it again'
             ) from error
         entries = index_of(block)
         path = Path(self._spool_dir, next(self._names))
@@ -141,31 +141,31 @@ class Checkpoints:
 
 
 def _key(node: int, num_nodes: int) -> str:
-    """Of a node's part of a state, where the job has several."""
+    """Key of a node's part of a state, in a job of several nodes."""
     return f"node{node}of{num_nodes}"
 
 
 def _part_of(state: dict[str, Any], node: int, num_nodes: int) -> dict[str, Any]:
-    """A node's part of a state, which has the prompts of that node's shard.
+    """A node's part of a state, for the prompts of that node's shard.
 
     Raises:
-        HookStateError: it is of a job with another number of nodes, or the part of another node.
+        HookStateError: the state was saved with another number of nodes, or by another node.
     """
     parts = [match for key in state if (match := re.fullmatch(r"node(\d+)of(\d+)", key))]
     sizes = sorted({int(match[2]) for match in parts}) or [1]
     if num_nodes not in sizes:
         nodes = "1 node" if sizes == [1] else f"{sizes[0]} nodes"
         raise HookStateError(
-            "a checkpoint goes on with as many nodes as it was taken with, since each has its own prompts; "
-            f"this one is of a job of {nodes}, and {num_nodes} run: start as many nodes"
+            "a checkpoint must be loaded with the number of nodes it was saved with, because each node has "
+            f"its own prompts; it was saved with {nodes}, this job has {num_nodes}: start {nodes}"
         )
     if num_nodes == 1:
         return state
     if _key(node, num_nodes) not in state:
         found = ", ".join(sorted(match[1] for match in parts))
         raise HookStateError(
-            f"each node loads its own part of a checkpoint; this is node {node} of {num_nodes}, and the "
-            f"state has the part of node {found}: load the file that this node saved"
+            f"each node must load its own part of a checkpoint; this is node {node} of {num_nodes}, the "
+            f"state is from node {found}: load the file that this node saved"
         )
     part: dict[str, Any] = state[_key(node, num_nodes)]
     return part
@@ -178,7 +178,7 @@ def _copy(reader: RingReader, commit: m.Commit) -> tuple[list[KeptArray], bytes]
 
 
 def _partials(path: str) -> Iterator[KeptGroup]:
-    """What the generator wrote; nothing where it could not."""
+    """Partial groups written by the generator; none if it could not write them."""
     if not path:
         return
     try:
@@ -197,12 +197,13 @@ def _run_state(state: dict[str, Any]) -> m.RunState:
 
 
 def _not_a_state(found: object) -> str:
-    """Why what was loaded is no state of a run."""
-    rule = "the state must be what hook.state_dict() of this release gave"
+    """Error text for an object that is not a run state."""
+    rule = "the state must come from hook.state_dict() of this release"
     if not isinstance(found, dict):
         return f"{rule}, found {type(found).__name__}"
     fields = {field.name: field.required for field in msgspec.structs.fields(m.RunState)}
     missing = [name for name, is_required in fields.items() if is_required and name not in found]
     more = [str(name) for name in found if name not in fields]
-    names = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(more)}"] * bool(more)
-    return f"{rule}, found one {' and '.join(names) or 'with values of other types'}"
+    names = [f"missing keys {', '.join(missing)}"] * bool(missing)
+    names += [f"unknown keys {', '.join(more)}"] * bool(more)
+    return f"{rule}, found {' and '.join(names) or 'values of wrong types'}"

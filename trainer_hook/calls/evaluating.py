@@ -1,6 +1,6 @@
-"""An evaluation on its way: begun, then collected part by part when the trainer has time for it.
+"""A running evaluation: started, then collected part by part when the trainer asks.
 
-Invariant: each prompt comes once; a wait that was interrupted is taken up by the next call.
+Invariant: each prompt is delivered once; the next call continues an interrupted wait.
 """
 
 from contextlib import suppress
@@ -18,9 +18,9 @@ _DECODER = msgspec.msgpack.Decoder(EvaluatedPrompt)
 
 
 class PendingEvaluation:
-    """An evaluation that runs beside training; see `TrainerHook.begin_evaluation`.
+    """An evaluation that runs alongside training; see `TrainerHook.begin_evaluation`.
 
-    As a context manager it is cancelled by leaving the block early.
+    As a context manager, leaving the block before the end cancels it.
     """
 
     def __init__(self, session: Session, order: m.EvaluationOrder) -> None:
@@ -31,11 +31,11 @@ class PendingEvaluation:
         self._request: int | None = None
         self._is_over = False
         self.num_prompts = 0
-        """In all; 0 while that is unknown."""
+        """Total number of prompts; 0 until it is known."""
 
     @property
     def num_done(self) -> int:
-        """Prompts that have come."""
+        """Number of finished prompts."""
         return len(self._prompts)
 
     def __enter__(self) -> Self:
@@ -44,12 +44,12 @@ class PendingEvaluation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaving the block before it is over cancels it, where there still is a hub to tell."""
+        """Cancel the evaluation if it is still running. Ignores a lost hub."""
         with suppress(HookError):
             self.cancel()
 
     def is_ready(self) -> bool:
-        """Take what has come, without waiting; whether `result` would return, or raise, at once."""
+        """Collect finished prompts without waiting. True if `result` would return or raise immediately."""
         if self._is_over:
             return True
         with self._session.call():
@@ -59,11 +59,11 @@ class PendingEvaluation:
             return self._is_over
 
     def result(self) -> Evaluation:
-        """Wait for all of it.
+        """Wait for all prompts.
 
         Raises:
-            EvaluationFailed: the data set or the sampling cannot be used.
-            Stalled: no prompt ended in `trainer.stall_s`; the call may be made again.
+            EvaluationFailed: the data set or the sampling parameters are invalid.
+            Stalled: no prompt finished within `trainer.stall_s`; the call can be repeated.
         """
         while not self._is_over:
             with self._session.call():
@@ -72,7 +72,7 @@ class PendingEvaluation:
         return Evaluation(prompts=tuple(self._prompts[index] for index in sorted(self._prompts)))
 
     def cancel(self) -> None:
-        """End it: its requests are aborted, and what it brought is forgotten. Idempotent."""
+        """Abort its requests and discard its results. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._session.ask_alone(
@@ -80,7 +80,7 @@ class PendingEvaluation:
             )
 
     def _ask(self) -> int:
-        """Number of the request for the next part, sent now or before."""
+        """Number of the pending request for the next part; sends it if there is none."""
         if self._request is None:
             self._request = self._session.connection.next_number()
             self._session.connection.begin(m.Collect(request=self._request, evaluation=self._number))
@@ -88,7 +88,7 @@ class PendingEvaluation:
 
     def _take(self) -> None:
         connection, number = self._session.connection, self._ask()
-        waits_for = f"{self._session.name} waits for an evaluation, {self.num_done} of its prompts came"
+        waits_for = f"{self._session.name} waits for an evaluation, {self.num_done} prompts finished"
         try:
             part: Any = connection.wait(number, timeout_s=self._session.wait_timeout_s, waits_for=waits_for)
         finally:

@@ -1,4 +1,4 @@
-"""What an evaluation brings back: samples with rewards, by prompt, beside training and never part of it.
+"""Results of an evaluation: samples with rewards, by prompt. They never enter training.
 
 Shapes: L tokens of prompt and response, r response tokens.
 """
@@ -26,7 +26,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
     raw_logprobs: bytes
     raw_loss_mask: bytes
     version_spans: list[tuple[int, int]]
-    """(version, end) over response tokens, as in a training sample."""
+    """(version, end) over response tokens, as in training samples."""
     response: str
     finish_reason: str
     reward: float
@@ -35,7 +35,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """[L] prompt and response, the engine's own ids"""
+        """[L] prompt and response, token ids of the engine"""
         return np.frombuffer(self.raw_tokens, "<i4")
 
     @property
@@ -45,7 +45,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loss_mask(self) -> npt.NDArray[np.uint8]:
-        """[r] 1 where the model sampled the token, 0 for tool output"""
+        """[r] 1 for sampled tokens, 0 for tool output"""
         return np.frombuffer(self.raw_loss_mask, np.uint8)
 
     @property
@@ -54,10 +54,10 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluatedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt: all its samples, or why there are none."""
+    """One prompt with its samples, or the reason for having none."""
 
     index: int
-    """Row of the data set, or place in the list of prompts."""
+    """Row of the data set, or index in the list of prompts."""
     prompt: Prompt
     label: Any
     samples: list[EvaluatedSample] = []
@@ -69,37 +69,37 @@ class Evaluation:
     """A whole evaluation."""
 
     prompts: tuple[EvaluatedPrompt, ...]
-    """Each prompt once, in the order of the data."""
+    """Every prompt once, in data order."""
 
     @property
     def samples(self) -> tuple[EvaluatedSample, ...]:
-        """Of all prompts that did not fail."""
+        """Samples of all prompts that did not fail."""
         return tuple(sample for prompt in self.prompts for sample in prompt.samples)
 
     @property
     def num_failed(self) -> int:
-        """Prompts without samples: they count in no mean."""
+        """Number of prompts without samples; means leave them out."""
         return sum(prompt.failure is not None for prompt in self.prompts)
 
     @property
     def reward_mean(self) -> float:
-        """Over all samples; not a number where there are none."""
+        """Over all samples; NaN if there are none."""
         samples = self.samples
         return sum(sample.reward for sample in samples) / len(samples) if samples else float("nan")
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Weight versions that sampled its tokens, oldest first; -1 where an engine told none."""
+        """Weight versions of the tokens, oldest first; -1 if an engine reported none."""
         return tuple(sorted({version for sample in self.samples for version, _ in sample.version_spans}))
 
     @property
     def version(self) -> int | None:
-        """The one version that sampled all of it; None where it is mixed or not known."""
+        """The weight version of all samples; None if mixed or unknown."""
         return None if self.is_mixed or not self.versions else self.versions[0]
 
     @property
     def is_mixed(self) -> bool:
-        """More than one version sampled it, or it cannot be told: an update came while it ran."""
+        """Whether there is more than one version, or an unknown one: an update happened while it ran."""
         return len(self.versions) > 1 or UNKNOWN_VERSION in self.versions
 
 
@@ -109,7 +109,7 @@ def order_of(
     samples_per_prompt: int | None,
     sampling: dict[str, Any] | None,
 ) -> EvaluationOrder:
-    """What `TrainerHook.evaluate` was asked for, as the generator reads it.
+    """The arguments of `TrainerHook.evaluate`, as a message to the generator.
 
     Raises:
         ValueError: a prompt is neither text, nor messages, nor a dict with a `prompt`.
@@ -138,5 +138,9 @@ def _prompt(number: int, given: Any) -> EvaluationPrompt:
 def _prompts(given: Iterable[Prompt | dict[str, Any]]) -> list[EvaluationPrompt]:
     prompts = [_prompt(number, row) for number, row in enumerate(given)]
     if not all(prompt.prompt for prompt in prompts) or not prompts:
-        raise ValueError("an evaluation must have prompts, and none of them empty")
+        raise ValueError(
+            "an evaluation must have at least one prompt and no empty prompt; found "
+            f"{len(prompts)} prompts, {sum(not prompt.prompt for prompt in prompts)} of them empty: "
+            "remove empty prompts"
+        )
     return prompts

@@ -1,9 +1,8 @@
-"""What a checkpoint keeps of groups that are not trained: finished records, begun samples with their tokens.
+"""Groups that are not trained yet, stored in a checkpoint: finished records, and tokens of running samples.
 
-In: groups. Out: one block of bytes: a magic word, the length of the index, the index, the data of each group
-behind its checksum.
-Invariant: what is read back is what was kept, bit for bit; a block that is none of this release is refused,
-and nothing of it is used.
+In: groups. Out: one block of bytes: a magic word, the length of the index, the index, then the data of each
+group after its checksum.
+Invariant: groups are read back bit for bit; a block of another release is refused as a whole.
 """
 
 import struct
@@ -45,7 +44,7 @@ class KeptArray(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the ring, and what the hub was told of it."""
+    """A record of the ring, with its `Commit`."""
 
     schema: int
     head: bytes
@@ -54,7 +53,7 @@ class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample so far."""
+    """The tokens of an unfinished sample."""
 
     member: int
     ids: KeptArray
@@ -62,16 +61,15 @@ class KeptSample(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[tuple[int, int]]
     """(version, end)"""
     finish: str | None
-    """Why it ended; None: an engine was at it."""
+    """Finish reason; None: it was still running."""
     extras: dict[str, KeptArray] = {}
 
 
 class KeptPartial(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of a group under way, as far as there are tokens."""
+    """The samples with tokens of an unfinished group."""
 
     conditions: str
-    """Fingerprint of what they were sampled from: other prompt ids or sampling parameters have no use for
-    them."""
+    """Fingerprint of prompt ids and sampling parameters; the samples are used only if it matches."""
     samples: list[KeptSample]
 
 
@@ -108,16 +106,16 @@ class KeptGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBlock:
-    """Kept groups in one piece."""
+    """Groups packed into one block."""
 
     data: bytes
     num_groups: int
     num_left_out: int
-    """Groups that did not fit."""
+    """Number of groups over the limit."""
 
 
 def pack(groups: Iterable[KeptGroup], *, limit_bytes: int) -> KeptBlock:
-    """Put groups together, in this order; those whose data does not fit the limit any more are left out."""
+    """Pack groups in this order; leave out groups that exceed the limit."""
     entries: list[KeptEntry] = []
     parts: list[bytes] = []
     num_bytes = num_left_out = 0
@@ -137,34 +135,34 @@ def pack(groups: Iterable[KeptGroup], *, limit_bytes: int) -> KeptBlock:
 
 
 def index_of(block: bytes) -> list[KeptEntry]:
-    """What a block has; offsets count from its start.
+    """The entries of a block; offsets count from its start.
 
     Raises:
-        HookStateError: it is no block of this release, or was cut.
+        HookStateError: the block is from another release, or truncated.
     """
     try:
         magic, length, crc = _PREFIX.unpack_from(block)
         index = block[_PREFIX.size : _PREFIX.size + length]
         if magic != _MAGIC or zlib.crc32(index) != crc:
-            raise ValueError("another magic word or checksum")
+            raise ValueError("wrong magic word or checksum")
         entries = msgspec.msgpack.decode(index, type=list[KeptEntry])
     except (struct.error, ValueError) as error:
         raise HookStateError(
-            f"what a checkpoint kept of unfinished groups must be what this release wrote, found "
-            f'{len(block)} bytes that are not ({error}): load the state without its "kept"'
+            f"unfinished groups in a checkpoint must be in this release's format, found "
+            f'{len(block)} bytes of another ({error}): remove "kept" from the state and load it again'
         ) from error
     start = _PREFIX.size + length
     moved = [msgspec.structs.replace(entry, offset=entry.offset + start) for entry in entries]
     if any(entry.offset + entry.length > len(block) for entry in moved):
         raise HookStateError(
-            f'the "kept" of a state must be whole, found {len(block)} bytes that end inside a group: '
-            "load the state without it"
+            f'"kept" of a state must be complete, found {len(block)} bytes that end inside a group: '
+            'remove "kept" from the state and load it again'
         )
     return moved
 
 
 def unpack(block: bytes) -> Iterator[KeptGroup]:
-    """The groups of a block, as they are put into another. Raises HookStateError as `index_of` does."""
+    """The groups of a block, ready to be packed again. Raises HookStateError like `index_of`."""
     for entry in index_of(block):
         yield KeptGroup(
             group=entry.group,
@@ -176,16 +174,16 @@ def unpack(block: bytes) -> Iterator[KeptGroup]:
 
 
 def read(path: str, entry: KeptEntry) -> Kept:
-    """One group out of a block in a file.
+    """Read one group from a block in a file.
 
     Raises:
-        OSError, ValueError: the file is gone, or what is there is no kept group.
+        OSError, ValueError: the file is missing or damaged.
     """
     with open(path, "rb") as file:
         file.seek(entry.offset)
         checksum, data = file.read(_CHECKSUM.size), file.read(entry.length - _CHECKSUM.size)
     if checksum != _CHECKSUM.pack(zlib.crc32(data)):
-        raise ValueError(f"what was kept of group {entry.group} must be as it was written, it has changed")
+        raise ValueError(f"stored data of group {entry.group} must match its checksum, the file was changed")
     if entry.kind is KeptKind.RECORD:
         return msgspec.msgpack.decode(data, type=KeptRecord)
     return msgspec.msgpack.decode(data, type=KeptPartial)

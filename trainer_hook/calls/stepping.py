@@ -1,7 +1,7 @@
-"""Batches, one step after another.
+"""Delivers batches, step by step.
 
-Invariant: a step that is handed over ends in exactly one report: trained, or returned when its block
-raised. A request that was interrupted is taken up by the next call, so that no step is lost between two.
+Invariant: every delivered step ends in exactly one report: trained, or returned if its block raised. The next
+call continues an interrupted request, so no step is lost between calls.
 """
 
 import logging
@@ -19,16 +19,16 @@ log = logging.getLogger("trainer_hook")
 
 
 class Stepping:
-    """This rank's place in the run."""
+    """This rank's progress through the steps."""
 
     def __init__(self, session: Session, *, step: int) -> None:
         self.step = step
-        """Step that this rank trains now or next."""
+        """The step that this rank is training or trains next."""
         self.num_trained = 0
         self.nodes: Nodes | None = None
-        """Set where the job has several."""
+        """Set in a job of several nodes."""
         self.sharing: EngineSharing | None = None
-        """Set where they share engines."""
+        """Set if the nodes share engines."""
         self.time = Stopwatch()
         self._session = session
         self._request: m.Next | None = None
@@ -36,13 +36,13 @@ class Stepping:
         self._is_lent = False
 
     def is_ready(self) -> bool:
-        """Ask for the step's batch, unless that was done before; whether `enter` would not have to wait."""
+        """Request the step's batch unless requested before. True if `enter` would not wait."""
         self.end_lent()
         with self._session.call(outside=True):
             return self._session.connection.has_arrived(self._ask())
 
     def enter(self, *, copy: bool) -> Batch:
-        """Wait for this rank's part of the step and map it."""
+        """Wait for this rank's part of the step, and map it."""
         self.end_lent()
         with self._session.call(outside=True):
             with self.time.waiting():
@@ -51,23 +51,24 @@ class Stepping:
             self._session.inside = f"the batch of step {message.step}"
             if message.num_tokens_global == 0:
                 log.warning(
-                    "batch_without_loss step=%d: a mean over its tokens is not a number", message.step
+                    "batch_without_loss step=%d: no token is in the loss, so a mean over tokens is NaN",
+                    message.step,
                 )
             return self._batch
 
     def lend(self) -> Batch:
-        """A batch outside of any block: its step ends with this rank's next call that needs to know."""
+        """A batch without a `with` block: the step ends at this rank's next call that depends on it."""
         batch = self.enter(copy=True)
         self._session.inside, self._is_lent = None, True
         return batch
 
     def end_lent(self) -> None:
-        """The step that was lent is trained, if one was."""
+        """Mark a lent step as trained."""
         if self._is_lent:
             self.leave(None)
 
     def leave(self, error: BaseException | None) -> None:
-        """End the step: trained, or returned. Never raises: a hub that is gone is the next call's to tell."""
+        """End the step as trained or returned. Never raises: the next call reports a lost hub."""
         with self._session.leaving() as can_report:
             batch, self._batch, self._is_lent = self._batch, None, False
             if batch is None:
@@ -97,7 +98,7 @@ class Stepping:
         return answer
 
     def _wait_for_all(self, nodes: Nodes) -> m.Batch:
-        """This rank's part of a step that every node has; where one has ended, the others end too."""
+        """This rank's part of a step that every node has; if one node has ended, all end."""
         if self.sharing is not None:
             self.sharing.settle()
         try:
@@ -112,18 +113,18 @@ class Stepping:
             if agreed is None:
                 self._give_back(message)
         if agreed is None:
-            raise EndOfData("another node of the job has no further step")
+            raise EndOfData("another node of the job has no more steps")
         return agreed
 
     def _ask(self) -> int:
-        """Number of the request for this step, sent now or before."""
+        """Number of the pending request for this step; sends it if there is none."""
         if self._request is None:
             self._request = m.Next(request=self._session.connection.next_number(), step=self.step)
             self._session.connection.begin(self._request)
         return self._request.request
 
     def _open(self, message: m.Batch, *, copy: bool) -> Batch:
-        """Map the batch, or give it back whole."""
+        """Map the batch; on failure return all of it."""
         groups: list[Group] = []
         try:
             groups = open_groups(
@@ -151,5 +152,5 @@ class Stepping:
 
     def _waits_for(self) -> str:
         num_held = self._session.leases.num_held
-        held = f" and holds {num_held} records of earlier steps by tensors that it kept" if num_held else ""
+        held = f" and holds {num_held} records of earlier steps in tensors that it kept" if num_held else ""
         return f"{self._session.name} waits for step {self.step}{held}"

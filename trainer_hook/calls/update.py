@@ -1,13 +1,13 @@
-"""Weight updates, from the side of one rank.
+"""Weight updates, on one rank.
 
 | a rank waits | until |
 |---|---|
 | on entering the block | all ranks have entered |
-| in `pause` (the leader) | the engines stand still |
+| in `pause` (the leader) | the engines are paused |
 | on leaving the block | all ranks have left and every engine has confirmed the version |
 
-Invariant: a block that raises publishes nothing. The engines stand still from `pause`, or from a push without
-files, to the end of the block; else only while they load.
+Invariant: a block that raises publishes nothing. The engines pause from `pause`, or from a push without
+files, to the end of the block; otherwise only while they load.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from trainer_hook.weights.pushing import Pushed, Pusher
 
 
 class WeightUpdate:
-    """The version to be published, and ways to get its weights to the engines."""
+    """The next weight version, and methods to send its weights to the engines."""
 
     def __init__(self, begun: m.UpdateBegun, *, pusher: Pusher, pause_engines: Callable[[], None]) -> None:
         self._begun = begun
@@ -35,9 +35,9 @@ class WeightUpdate:
         self.version: int = begun.version
         """The version that this update publishes."""
         self.path = Path(begun.path)
-        """Empty folder; the engines load from it if `push` writes files."""
+        """Empty folder; if `push` writes files, the engines load from it."""
         self.is_leader: bool = begun.leader
-        """Whether this rank writes files and speaks for the others."""
+        """Whether this rank writes the files and sends to the engines."""
 
     def push(
         self,
@@ -47,39 +47,43 @@ class WeightUpdate:
         bucket_bytes: int | None = None,
         partial: bool = False,
     ) -> None:
-        """Hand over the weights of a model or a state dict; the leader sends them to the engines.
+        """Send the weights of a model or a state dict to the engines.
 
-        Every rank calls it, since sharded (FSDP2) weights are gathered by all of them, bucket by bucket.
-        Names, shapes and types are compared with the files of the engines' model before anything is sent: an
-        engine reports success whatever it is given. A transformers model is sent by the names of its files, a
-        PEFT model with its LoRA layers merged.
+        Call it on every rank: all ranks gather sharded (FSDP2) weights together, bucket by bucket, and the
+        leader sends them. Names, shapes and types are first compared with the files of the engines' model,
+        because an engine reports success for any input. A transformers model is sent under the names of its
+        files, a PEFT model with its LoRA layers merged.
 
-        | via | how | engines stand still |
+        | via | how | engines pause |
         |---|---|---|
         | `"disk"` | the leader writes safetensors files, every engine loads them | while they load |
-        | `"tensor"` | inside of HTTP requests, a bucket each | from here to the end of the block |
-        | `"distributed"` | by broadcasts in a group with all engines (NCCL; gloo on a CPU) | the same |
+        | `"tensor"` | in HTTP requests, one per bucket | from here to the end of the block |
+        | `"distributed"` | by broadcasts in a group with all engines (NCCL; gloo on a CPU) | as above |
 
-        When engines are lost in the middle, it goes on to the others. One that missed weights gets no request
-        until it has the current ones: from the files, or, where there are none, by the next update.
+        If engines are lost during the push, it continues with the others. An engine that missed weights gets
+        no requests until it has the current weights: from the files, or else by the next update.
 
         Args:
             source: `torch.nn.Module` (plain, compiled, DDP, FSDP2, PEFT), a mapping of names to tensors, or
-                the path of a folder where the leader has written safetensors files itself. One other than
-                `path` stays yours, and must stay until the next version is published.
-            via: None: as `trainer.publish` says.
-            bucket_bytes: None: as `trainer.bucket_bytes` says.
-            partial: these are some of the weights; engines keep the others. By files, the others are added
-                from the version before.
+                the path of a folder with safetensors files that the leader wrote. A folder other than `path`
+                is never removed; keep it until the next version is published.
+            via: default: `trainer.publish`.
+            bucket_bytes: default: `trainer.bucket_bytes`.
+            partial: `source` contains only some of the weights; engines keep the others. With files, the
+                others are added from the previous version.
 
         Raises:
-            WeightsMismatch: they are not the weights of the engines' model, on every rank; nothing was sent.
+            WeightsMismatch: the weights do not match the engines' model; raised on every rank, nothing was
+                sent.
             PublishFailed: the leader could not write files.
-            WeightUpdateFailed: no engine took the weights, in several tries.
+            WeightUpdateFailed: no engine loaded the weights, after several tries.
         """
         self._must_be_open("push")
         if (partial or self._is_partial) and self._pushed != Pushed():
-            raise HookStateError("a partial push must be the only one of its update: push one mapping of all")
+            raise HookStateError(
+                "a partial push must be the only push of its update; this is the second push: push all "
+                "weights of the update in one mapping"
+            )
         if not isinstance(source, str | Path):
             self._pushed = self._pusher.push(
                 source, self._begun, via=via, bucket_bytes=bucket_bytes, partial=partial
@@ -87,23 +91,26 @@ class WeightUpdate:
             self._is_partial = partial
             return
         if partial:
-            raise ValueError("a folder that is pushed must hold all weights, since engines may load it anew")
+            raise ValueError(
+                "a pushed folder must contain all weights, because engines may load it again; found "
+                "partial=True: leave it out, or push a mapping"
+            )
         folder = Path(source).resolve()
         self._pusher.check_folder(folder, self._begun)
         self._pushed = Pushed(path=folder)
 
     def pause(self) -> None:
-        """Have the engines stand still until the block ends, to push by hand; the leader's call does it.
+        """Pause the engines until the block ends, to send weights yourself. Only the leader's call acts.
 
         Raises:
-            Stalled: an engine did not stop in time.
+            Stalled: an engine did not pause in time.
         """
         self._must_be_open("pause")
         if self.is_leader:
             self._pause_engines()
 
     def end(self) -> Pushed:
-        """Close the body; what the engines are to make of it. Called by the hook."""
+        """Close the block; returns what to publish. Called by the hook."""
         self._is_open = False
         return self._pushed if self.is_leader else Pushed()
 
@@ -115,7 +122,7 @@ class WeightUpdate:
 
 
 class Updating:
-    """The version that this rank knows, and how it gets to the next one."""
+    """The weight version that this rank knows, and the calls that publish the next version."""
 
     def __init__(self, session: Session, time: Stopwatch, *, pusher: Pusher, version: int) -> None:
         self.version = version
@@ -124,7 +131,7 @@ class Updating:
         self._time = time
         self._update: WeightUpdate | None = None
         self.sharing: EngineSharing | None = None
-        """Set where nodes share engines."""
+        """Set if nodes share engines."""
 
     def enter(self) -> WeightUpdate:
         """Wait for all ranks to enter."""
@@ -135,7 +142,7 @@ class Updating:
             return self._update
 
     def leave(self, error: BaseException | None) -> None:
-        """Publish and wait for the engines; or cancel, when the block raised."""
+        """Publish and wait for the engines; cancel if the block raised."""
         with self._session.leaving() as can_report, self._time.updating():
             update, self._update = self._update, None
             if update is None:
@@ -184,7 +191,7 @@ class Updating:
             self._session.ask(
                 lambda number: m.UpdatePause(request=number),
                 m.Reply,
-                waits_for="the engines to stand still",
+                waits_for="the engines to pause",
                 timeout_s=self._session.wait_timeout_s,
             )
 
@@ -200,7 +207,7 @@ class Updating:
                 version=update.version if self.sharing is not None else None,
             ),
             m.UpdateDone,
-            waits_for=f"all ranks and engines to take version {update.version}",
+            waits_for=f"all ranks and engines to confirm version {update.version}",
             timeout_s=self._session.wait_timeout_s,
         )
         self.version = done.version

@@ -1,9 +1,9 @@
-"""How a rank finds its hub and is let in.
+"""Connects a rank to its hub.
 
-In: an address, a run and a token, from arguments or from the environment. Out: the channel, the hub's welcome
-and the mapped ring.
+In: address, run and token, from arguments or the environment. Out: the channel, the hub's welcome and the
+mapped ring.
 
-Invariant: one deadline covers all of it, and the error at the deadline names the stage that was reached.
+Invariant: one deadline covers the whole attach; the error at the deadline names the stage it reached.
 """
 
 import os
@@ -24,17 +24,17 @@ from trainer_hook.session.connection import error_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """A rank that the hub has let in."""
+    """A connected rank."""
 
     channel: Channel
     welcome: Welcome
     segment: Segment
     name: str
-    """The rank, in words."""
+    """The rank, for messages."""
     leads: bool = True
-    """It is the first of its hub's ranks."""
+    """This is the first rank of its hub."""
     is_alone: bool = False
-    """It is the only one."""
+    """This is the only rank of its hub."""
 
 
 def attach(
@@ -51,7 +51,7 @@ def attach(
     timeout_s: float,
     environment: Mapping[str, str] = os.environ,
 ) -> Attached:
-    """Connect and shake hands; what is None is taken from the environment. See `TrainerHook.attach`."""
+    """Connect and shake hands; None: read from the environment. See `TrainerHook.attach`."""
     hello = Hello(
         protocol=PROTOCOL,
         run=_given(run, "run", environment),
@@ -86,7 +86,7 @@ def attach(
 
 
 def _place(environment: Mapping[str, str], name: str, default: int) -> int:
-    """RANK or WORLD_SIZE as torchrun sets them; those of the node where there are several with a hub each."""
+    """RANK or WORLD_SIZE of torchrun; with several nodes, LOCAL_RANK or LOCAL_WORLD_SIZE."""
     has_nodes = int(environment.get("GROUP_WORLD_SIZE", 1)) > 1
     return int(environment.get(f"LOCAL_{name}" if has_nodes else name, default))
 
@@ -96,7 +96,7 @@ def _given(value: str | Path | None, name: str, environment: Mapping[str, str]) 
     found = environment.get(variable) if value is None else str(value)
     if not found:
         raise HookStateError(
-            f"a trainer must know its hub's {name}; {variable} is not set: start the trainer by "
+            f"a trainer must know its hub's {name}; {variable} is not set: start the trainer with "
             f"`fa-rollout-proc run CONFIG -- COMMAND`, or pass {name}= to TrainerHook.attach"
         )
     return found
@@ -108,17 +108,20 @@ def _shake_hands(channel: Channel, hello: Hello, deadline_s: float) -> tuple[Wel
         answer = decode(channel.receive(_left_s(deadline_s)))
     except ChannelTimeout as error:
         raise AttachTimeout(
-            f"the hub must let a rank in within the time given; process {channel.peer_pid} took the "
+            f"the hub must answer within the attach timeout; process {channel.peer_pid} accepted the "
             f"connection of rank {hello.dp_rank} and did not answer: it is stopped or busy; see its log"
         ) from error
     except ChannelClosed as error:
         raise AttachTimeout(
-            f"the hub must live to let a rank in; it ended before it answered rank {hello.dp_rank}: {error}"
+            f"the hub must run until a rank is connected; it exited before it answered rank "
+            f"{hello.dp_rank} ({error}): see its log"
         ) from error
     if isinstance(answer, Refused | Fatal):
         raise error_named(answer.error, answer.text)
     if not isinstance(answer, Welcome):
-        raise ChannelError(f"a hub must answer Hello by Welcome, found {type(answer).__name__}: it is no hub")
+        raise ChannelError(
+            f"a hub must answer Hello with Welcome, found {type(answer).__name__}: check the address"
+        )
     return answer, _map(channel)
 
 
@@ -128,7 +131,7 @@ def _map(channel: Channel) -> Segment:
         for fd in fds:
             os.close(fd)
         raise ChannelError(
-            f"Welcome must bring the descriptor of the ring, it brought {len(fds)} descriptors"
+            f"Welcome must carry one file descriptor, of the ring; found {len(fds)}: check the address"
         )
     return Segment.attach(fds[0], writable=False)
 

@@ -1,9 +1,10 @@
-"""The conversation with the hub: requests, their answers, and what the hub says unasked.
+"""Requests to the hub, their answers, and unrequested messages of the hub.
 
-In: messages to send and numbers of requests to wait for. Out: answers; what went wrong is raised by its name.
+In: messages to send and numbers of requests to wait for. Out: answers; an error of the hub is raised as its
+own class.
 
-Invariant: every wait ends by an answer, by the hub's death or by its deadline. An answer to a request that
-nobody waits for any more (its caller was interrupted) is dropped, never taken for another's.
+Invariant: every wait ends with an answer, the hub's exit or its deadline. The answer to an abandoned request
+(its caller was interrupted) is dropped, never matched to another request.
 """
 
 import itertools
@@ -32,11 +33,11 @@ from trainer_hook.printable import printable
 log = logging.getLogger("trainer_hook")
 
 SEND_TIMEOUT_S = 2.0
-"""A hub that lives always reads; what a stopped one does not take leaves with a later call."""
+"""A running hub always reads. Messages that a stopped hub does not read are sent by a later call."""
 
 
 def error_named(name: str, text: str) -> FaRolloutError:
-    """The error that a peer names, or a HookError that quotes a name which is none of ours."""
+    """The error that a peer names; a HookError that quotes the name if it is not ours."""
     shown = printable(text, lines=True)
     kind = getattr(hook_errors, name, None) or getattr(shm_errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FaRolloutError):
@@ -45,7 +46,7 @@ def error_named(name: str, text: str) -> FaRolloutError:
 
 
 class Connection:
-    """Requests and answers over a channel, from the thread that calls."""
+    """Requests and answers over a channel, in the calling thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -53,17 +54,17 @@ class Connection:
         self._awaited: set[int] = set()
         self._answers: dict[int, Message] = {}
         self._end: tuple[str, str] | None = None
-        """Name and text of the error that every call raises from now on."""
+        """Name and text of the error that every later call raises."""
 
     def next_number(self) -> int:
         """A number for a request."""
         return next(self._numbers)
 
     def post(self, message: Message) -> None:
-        """Send a message; that the hub is gone is told by `check` or the next wait, not here.
+        """Send a message. `check` or the next wait reports a lost hub, not this call.
 
         Raises:
-            MessageTooLarge: the message is beyond the channel's limit.
+            MessageTooLarge: the message exceeds the channel's limit.
         """
         if self._end is not None:
             return
@@ -83,7 +84,7 @@ class Connection:
         self.post(request)
 
     def ask(self, request: Message, *, timeout_s: float, waits_for: str) -> Message:
-        """Send a request and wait for its answer. Raises as `wait` does."""
+        """Send a request and wait for its answer. Raises like `wait`."""
         try:
             self.begin(request)
             return self.wait(_number(request), timeout_s=timeout_s, waits_for=waits_for)
@@ -91,12 +92,12 @@ class Connection:
             self.forget(_number(request))
 
     def wait(self, number: int, *, timeout_s: float, waits_for: str) -> Message:
-        """The answer to a request that was begun. After Stalled the same request can be waited for again.
+        """The answer to a request sent by `begin`. After Stalled, waiting can be repeated.
 
         Raises:
-            Stalled: no answer came in time.
-            HubLost: the hub died.
-            HookError: what the hub refused the request with, or gave the run up with; by its own class.
+            Stalled: no answer arrived in time.
+            HubLost: the hub exited.
+            HookError: the hub refused the request or the run failed; raised as its own class.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -107,8 +108,8 @@ class Connection:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise Stalled(
-                    f"the hub must answer within {timeout_s:.0f} s; {waits_for}, and no answer came though "
-                    "the hub lives: it may be stopped or starved; see its log"
+                    f"the hub must answer within {timeout_s:.0f} s; {waits_for}, and no answer came although "
+                    "the hub is running: it may be stopped or starved; see its log"
                 )
             self._read(left_s)
         self._awaited.discard(number)
@@ -118,25 +119,25 @@ class Connection:
         return answer
 
     def is_pending(self, number: int) -> bool:
-        """Whether a request was begun and its answer has not been taken yet."""
+        """Whether a request was sent and its answer was not read yet."""
         return number in self._awaited
 
     def has_arrived(self, number: int) -> bool:
-        """Whether `wait` for this request would end at once; reads what has arrived, without waiting."""
+        """Whether `wait` for this request would return immediately; reads pending messages first."""
         self._read_rest()
         return number in self._answers or self._end is not None
 
     def fileno(self) -> int:
-        """Readable when the hub has said something."""
+        """Readable when a message of the hub arrives."""
         return self._channel.fileno()
 
     def forget(self, number: int) -> None:
-        """Wait for this request no more: its answer is dropped when it comes."""
+        """Abandon this request: its answer is dropped."""
         self._awaited.discard(number)
         self._answers.pop(number, None)
 
     def check(self) -> None:
-        """Read what has arrived, without waiting. Raises what ended the run, if something has."""
+        """Read pending messages without waiting. Raises the error that ended the run, if any."""
         self._read_rest()
         self._raise_end()
 
@@ -146,7 +147,7 @@ class Connection:
 
     def close(self) -> None:
         """Close this process's end."""
-        self._end = self._end or ("HookStateError", "the hook is closed: attach a new one")
+        self._end = self._end or ("HookStateError", "the hook is closed: call TrainerHook.attach again")
         self._channel.close()
 
     def _read(self, timeout_s: float) -> None:
@@ -187,8 +188,8 @@ class Connection:
         if self._end is None:
             self._end = (
                 HubLost.__name__,
-                f"the hub must live as long as the trainer; it is gone ({error}): views of the ring "
-                "stay valid, the run resumes from the trainer's last checkpoint",
+                f"the hub must run as long as the trainer; it exited ({error}): views of the ring stay "
+                "valid; start the run again from the trainer's last checkpoint",
             )
 
 

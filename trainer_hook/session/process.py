@@ -1,4 +1,4 @@
-"""What a hook sets up in the trainer's process, once."""
+"""Process-wide setup in the trainer: closing at exit, and crash reports."""
 
 import atexit
 import contextlib
@@ -19,29 +19,29 @@ _OPEN: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 def close_at_exit(hook: Closable) -> None:
-    """Close a hook that its trainer forgot to close, when the interpreter ends in order.
+    """Close a hook when the interpreter exits normally.
 
-    After an exception it stays open: the hub is to see a death, since other ranks may wait for this one.
+    After an exception the hook stays open, so that the hub sees a crash: other ranks may wait for this rank.
     """
     _OPEN.add(hook)
 
 
 @atexit.register
 def _close_all() -> None:
-    if not hasattr(sys, "last_type"):  # set by an exception that nobody caught
+    if not hasattr(sys, "last_type"):  # set by an uncaught exception
         for hook in list(_OPEN):
             hook.close()
 
 
 def is_orderly(error: BaseException | None) -> bool:
-    """Whether what ends a hook's block is the trainer's end, and no failure of it."""
+    """Whether a hook's block ended normally, not by a failure."""
     if isinstance(error, SystemExit):
         return not error.code
     return error is None or isinstance(error, EndOfData | GeneratorExit)
 
 
 def name_crashes() -> None:
-    """Have a forbidden write to the ring, which is a segmentation fault, name its line on stderr."""
+    """Print the line of a segmentation fault, such as a write to the ring, to stderr."""
     if not faulthandler.is_enabled():
         with contextlib.suppress(io.UnsupportedOperation, RuntimeError, ValueError):  # no stderr to write to
             faulthandler.enable()

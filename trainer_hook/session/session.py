@@ -1,8 +1,8 @@
-"""What all hook calls share: one connection, one turn at a time, and what says which calls may be made.
+"""State shared by all hook calls: the connection, the lock, and whether the hook is usable.
 
-Invariant: a call runs alone, on a usable hook, after the records that became free were reported and what
-the hub had to say was read. In a forked child nothing runs and nothing is reported: records and connection
-are the parent's.
+Invariant: a call runs alone, on a usable hook, after released records were reported and pending messages of
+the hub were read. In a forked child no call runs and nothing is reported: the parent owns records and
+connection.
 """
 
 import logging
@@ -24,15 +24,15 @@ log = logging.getLogger("trainer_hook")
 
 REPLY_TIMEOUT_S = 30.0
 STALL_MARGIN_S = 15.0
-"""The hub names a stall itself when `stall_s` is over; if it does not, the hook does, this much later."""
+"""The hub reports a stall after `stall_s`; the hook reports it this much later if the hub does not."""
 _FORKED = (
-    "this hook belongs to the process that attached it; a forked child (such as a DataLoader worker) may "
-    "read its tensors but makes no hook call: attach in the child, or call from the parent"
+    "hook calls must be made by the process that attached; this is a forked child (such as a DataLoader "
+    "worker), which can only read tensors: attach in the child, or call from the parent"
 )
 
 A = TypeVar("A", bound=m.Message)
 Request = Callable[[int], m.Message]
-"""Makes a request of its number."""
+"""Creates a request from its number."""
 
 
 class Session:
@@ -42,10 +42,10 @@ class Session:
         welcome = attached.welcome
         self.name = attached.name
         self.is_alone = attached.is_alone
-        """No other rank is in this run."""
+        """This is the run's only rank."""
         self.connection = Connection(attached.channel)
         self.columns = columns_of(welcome.columns)
-        """Of this run's records."""
+        """Columns of this run's records."""
         self.reader = RingReader(
             attached.segment, run=run_number(welcome.run), schema=schema_fingerprint(self.columns)
         )
@@ -53,28 +53,30 @@ class Session:
         self.wait_timeout_s = welcome.stall_s + STALL_MARGIN_S
         """For waits that the hub bounds by `stall_s`."""
         self.inside: str | None = None
-        """The block that is open, in words."""
+        """The open block, for messages."""
         self._segment = attached.segment
         self._lock = threading.Lock()
         self._holder: int | None = None
-        """Thread that makes a call now."""
+        """Thread that is making a call."""
         self._unusable: str | None = None
         disarm_in_children(self)
 
     @contextmanager
     def call(self, *, outside: bool = False) -> Iterator[None]:
-        """A hook call. `outside`: it cannot be made inside a block.
+        """Guards a hook call. `outside`: the call is not allowed inside a block.
 
         Raises:
             HookStateError: the hook is closed or was inherited by a fork, a block is open, or another call of
                 this thread is running.
-            HookError: what ended the run, by its own class.
+            HookError: the error that ended the run, as its own class.
         """
         with self._turn():
             if self._unusable is not None:
                 raise HookStateError(self._unusable)
             if outside and self.inside is not None:
-                raise HookStateError(f"leave {self.inside} first: this call cannot be made inside its block")
+                raise HookStateError(
+                    f"this call must be made outside a block; found {self.inside} open: leave its block first"
+                )
             self.connection.check()
             self.report_returned()
             yield
@@ -83,8 +85,8 @@ class Session:
     def _turn(self) -> Iterator[None]:
         if self._holder == threading.get_ident():
             raise HookStateError(
-                "a hook call cannot be made while another one of the same thread runs, as from a signal "
-                "handler: set a flag there and look at it between two calls, or raise"
+                "hook calls of one thread must not be nested; this call interrupts another, as from a signal "
+                "handler: set a flag in the handler and check it between calls, or raise"
             )
         with self._lock:
             self._holder = threading.get_ident()
@@ -95,13 +97,13 @@ class Session:
 
     @contextmanager
     def leaving(self) -> Iterator[bool]:
-        """The end of a block; gives whether the hub can still be told of it."""
+        """Guards the end of a block; yields whether it can still be reported to the hub."""
         with self._turn():
             self.inside = None
             yield self._unusable is None
 
     def ask(self, request: Request, answer: type[A], *, waits_for: str, timeout_s: float) -> A:
-        """Send the request that is made of a number, and return its answer."""
+        """Send the request, and return its answer."""
         found = self.connection.ask(
             request(self.connection.next_number()),
             timeout_s=timeout_s,
@@ -111,17 +113,17 @@ class Session:
         return found
 
     def ask_alone(self, request: Request, answer: type[A], *, timeout_s: float = REPLY_TIMEOUT_S) -> A:
-        """A whole call of one request, which is answered at once by default."""
+        """A hook call of a single request."""
         with self.call():
             return self.ask(request, answer, waits_for="its answer", timeout_s=timeout_s)
 
     def report_returned(self) -> None:
-        """Tell the hub which records of ended steps became free."""
+        """Report released records of ended steps to the hub."""
         for step, sequences in self.leases.take_returned().items():
             self.connection.post(m.Released(step=step, outcome=None, sequences=sequences))
 
     def close(self, *, in_order: bool = True) -> None:
-        """Leave the run; idempotent. Not `in_order`: the hub is to take it for a death."""
+        """Leave the run; idempotent. Not `in_order`: the hub treats it as a crash."""
         with self._turn():
             if self._unusable is not None:
                 return
@@ -129,7 +131,7 @@ class Session:
             self._keep_views()
             if in_order:
                 self.connection.post(m.Goodbye())
-            self._let_go("the hook is closed: attach a new one")
+            self._let_go("the hook is closed: call TrainerHook.attach again")
 
     def _keep_views(self) -> None:
         try:
@@ -138,8 +140,8 @@ class Session:
             log.warning("views_outlive_hook num_records=%d error=%s", self.leases.num_held, error)
 
     def disarm(self) -> None:
-        """Become inert, in a forked child."""
-        self._lock = threading.Lock()  # a thread that the child does not have may hold the old one
+        """Make this hook unusable, in a forked child."""
+        self._lock = threading.Lock()  # a thread that does not exist in the child may hold the old lock
         self._holder = None
         self._let_go(_FORKED)
 

@@ -1,12 +1,12 @@
-"""Engines that several nodes share, from the side of a rank: one run gives them weights, all must hear.
+"""Engines shared by several nodes, on one rank: the leader node's run updates the weights for all.
 
-| collective | when | brings |
+| collective | when | result |
 |---|---|---|
-| `settle` | before the first batch or update, and after a load | the leader's lineage and version to all |
+| `settle` | before the first batch or update, and after a load | all have the leader's lineage and version |
 | `enter` | on entering an update | the version; every follower's generator is prepared |
-| `leave` | on leaving it | the leader publishes first, then the followers take it over |
+| `leave` | on leaving it | the leader publishes, then the followers adopt the version |
 
-Invariant: a step is taken by all nodes or by none: each collective carries whether it went well everywhere.
+Invariant: an update succeeds on all nodes or on none: each collective exchanges whether a node failed.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from trainer_hook.session.session import A, Request, Session
 
 
 class EngineSharing:
-    """This rank's part in what the nodes agree on."""
+    """This rank's part in the agreement of the nodes."""
 
     def __init__(self, session: Session, nodes: Nodes, *, leads: bool, speaks: bool) -> None:
         """
         Args:
-            leads: this node's run gives the engines their weights.
-            speaks: this rank is the first of its node.
+            leads: this node's run updates the engines' weights.
+            speaks: this is the first rank of its node.
         """
         self._session = session
         self._nodes = nodes
@@ -34,14 +34,14 @@ class EngineSharing:
         self._speaks = speaks
         self._is_settled = False
         self.lineage = ""
-        """The leader's; empty before it is known."""
+        """The leader's lineage; empty until it is known."""
 
     def unsettle(self) -> None:
-        """A checkpoint was loaded: lineages are new."""
+        """Lineages have changed, because a checkpoint was loaded."""
         self._is_settled = False
 
     def settle(self) -> None:
-        """Have all runs count in the leader's lineage."""
+        """Make all runs use the leader's lineage."""
         if self._is_settled:
             return
         told = LeaderWeights()
@@ -49,7 +49,7 @@ class EngineSharing:
             found = self._ask(
                 lambda number: m.TellWeights(request=number),
                 m.WeightsTold,
-                "the generator that leads to be ready",
+                "the leader's generator to be ready",
             )
             told = LeaderWeights(lineage=found.lineage, version=found.version, pending=found.pending)
         given = next(row for row in self._nodes.exchange(told) if row.lineage)
@@ -60,12 +60,12 @@ class EngineSharing:
                     request=number, lineage=given.lineage, version=given.version, pending=given.pending
                 ),
                 m.Reply,
-                "the hub to go by the leader's weights",
+                "the hub to adopt the leader's weights",
             )
         self._is_settled = True
 
     def enter(self, begun: m.UpdateBegun) -> m.UpdateBegun:
-        """The update as the leader numbers it; it writes weights on the leader's first rank alone."""
+        """The update with the leader's version; only the leader's first rank writes weights."""
         version = max(self._nodes.exchange(begun.version if self._leads and self._speaks else -1))
         failure = None
         if self._speaks and not self._leads:
@@ -83,7 +83,7 @@ class EngineSharing:
     def leave(
         self, error: BaseException | None, publish: Callable[[], None], cancel: Callable[[], None]
     ) -> None:
-        """Publish on the node that leads, then on the others; or on none of them."""
+        """Publish on the leader node, then on the others; or on none."""
         try:
             self._all_well(error)
             failure = self._publish(publish) if self._leads else None
@@ -104,7 +104,7 @@ class EngineSharing:
         return None
 
     def _all_well(self, failure: BaseException | None) -> None:
-        """Raises on every rank when something went wrong on any."""
+        """Raises on every rank if any rank failed."""
         has_failed = self._nodes.exchange(failure is not None)
         if failure is not None:
             raise failure
@@ -112,7 +112,7 @@ class EngineSharing:
         if failed is not None:
             raise WeightUpdateFailed(
                 "nodes that share engines update their weights together; the update failed on "
-                f"{self._nodes.name(failed)}: its log has the error"
+                f"{self._nodes.name(failed)}: see the error in its log"
             )
 
     def _ask(self, request: Request, answer: type[A], waits_for: str) -> A:

@@ -1,4 +1,4 @@
-"""What a hook knows of its run: frozen snapshots."""
+"""Frozen snapshots of a hook's run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from trainer_hook.messages import Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """The settings of a run that a training loop may need."""
+    """Settings of a run for the training loop."""
 
     run: str
     num_steps: int
     groups_per_step: int
     samples_per_group: int
     update_interval: int
-    """Steps trained per published weight version."""
+    """Steps per published weight version."""
 
     @classmethod
     def of(cls, welcome: Welcome) -> Self:
-        """As the hub told it."""
+        """From the hub's welcome."""
         return cls(
             run=welcome.run,
             num_steps=welcome.num_steps,
@@ -32,26 +32,26 @@ class RunShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookStatistics:
-    """Where this trainer process spent its time, and what the hub counts for the whole run."""
+    """Time spent by this trainer process, and the hub's statistics of the whole run."""
 
     num_steps: int
     """Steps that this process has trained since it attached."""
     first_wait_s: float
-    """Wait for the first batch: start-up and filling the pipeline."""
+    """Wait for the first batch: start-up and pipeline fill."""
     wait_s: float
-    """All waits for a batch, the first included."""
+    """All waits for a batch, including the first."""
     train_s: float
-    """All time since the first request that was no wait for a batch."""
+    """Time since the first request, without waits for a batch."""
     update_s: float
-    """Time inside `update_weights`; a part of `train_s`."""
+    """Time inside `update_weights`; included in `train_s`."""
     bubble_s: float
-    """Time that engines stood still for weight updates."""
+    """Time that engines were paused for weight updates."""
     num_held_records: int
     """Records that views of ended batches still hold in the ring."""
     hub: Mapping[str, Any]
-    """The hub's figures: counts of groups by state, ring, engines' throughput, who waits for whom."""
+    """The hub's statistics: groups by state, ring, engine throughput, what is waiting for what."""
 
     @property
     def trainer_idle(self) -> float:
-        """Share of time since the first request that the trainer waited for data: wait / (wait + train)."""
+        """Fraction of time since the first request spent waiting for data: wait / (wait + train)."""
         return self.wait_s / (self.wait_s + self.train_s) if self.wait_s else 0.0

@@ -1,6 +1,6 @@
-"""Where a trainer's time goes: waiting for batches, or everything else.
+"""Trainer time: waiting for batches, and everything else.
 
-Invariant: from the first request on, every second is counted once, as waiting or as training.
+Invariant: after the first request, every second counts once, as waiting or as training.
 """
 
 import time
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Sums of the time spent in waits and between them."""
+    """Total time inside and outside waits."""
 
     def __init__(self) -> None:
         self.first_wait_s = 0.0
@@ -42,11 +42,11 @@ class Stopwatch:
             self.update_s += time.monotonic() - start_s
 
     def figures(self) -> dict[str, float]:
-        """All of it, in seconds."""
+        """All totals, in seconds."""
         names = ("first_wait_s", "wait_s", "train_s", "update_s", "bubble_s")
         return {name: getattr(self, name) for name in names}
 
     @property
     def train_s(self) -> float:
-        """Time since the first request that was no wait for a batch."""
+        """Time since the first request, without waits for a batch."""
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s - self.wait_s
