@@ -236,7 +236,7 @@ def test_a_silent_hub_is_named_as_a_stall_and_the_wait_can_go_on(
         Hub(tmp_path, script, stall_s=0.0) as hub,
         TrainerHook.attach(dp_rank=0, dp_size=1, **hub.where) as hook,
     ):
-        with pytest.raises(Stalled, match=r"rank 0 of 1 waits for step 0.* the hub is running"), hook.next_batch():
+        with pytest.raises(Stalled, match=r"waits for step 0.* the hub is running"), hook.next_batch():
             pass
         stalled.set()
         with hook.next_batch():
