@@ -21,7 +21,7 @@ from fa_rollout.demo.curve import draw, sparkline
 from fa_rollout.demo.plan import DemoPlan, prepare
 from fa_rollout.demo.view import COLUMNS, DemoView, cells
 from fa_rollout.launcher.ending import EXIT_REFUSED, INTERRUPTED_CODES
-from fa_rollout.launcher.launch import ProcessEnded, Seat, launch
+from fa_rollout.launcher.launch import LaunchHooks, ProcessEnded, launch
 from fa_rollout.preflight import is_fit
 from trainer_hook.printable import printable
 
@@ -55,8 +55,8 @@ def demo(options: argparse.Namespace) -> int:
     try:
         with DemoView(plan.figures, plan.num_steps, console) as view:
             # The view shows the progress already.
-            seat = Seat(say=view.say, progress=lambda text: None, tick=view.tick, logs=plan.logs)
-            ended = launch(config, plan.command, seat=seat)
+            hooks = LaunchHooks(say=view.say, progress=lambda text: None, tick=view.tick, logs=plan.logs)
+            ended = launch(config, plan.command, hooks=hooks)
     finally:
         shutil.rmtree(plan.scratch, ignore_errors=True)
     _conclude(console, plan, view, ended)

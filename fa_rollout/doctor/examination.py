@@ -163,10 +163,10 @@ async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[li
             down=lambda urls: None,
         )
         try:
-            while started.urls is None and started.obituary is None:
+            while started.urls is None and started.failure is None:
                 started.look()
                 await asyncio.sleep(_LOOK_S)
             os.environ[KEY_VARIABLE] = started.key  # where this process's client finds it
-            yield started.urls or error("engine", str(started.obituary), "see the last lines of its log")
+            yield started.urls or error("engine", str(started.failure), "see the last lines of its log")
         finally:
             started.close()

@@ -1,7 +1,7 @@
-"""How a run ends: which event, which exit code, which words, and how patiently.
+"""How a run ends: exit code, message and grace periods for each cause.
 
-In: what happened first. Out: a `LaunchEnding`. Invariant: a pure table; the launcher does the rest in the
-same way for every row.
+In: the cause. Out: a `LaunchEnding`. Invariant: a pure table; the launcher winds down in the same way for
+every row.
 """
 
 import signal
@@ -13,7 +13,7 @@ from fa_rollout.launcher.children.signals import WATCHED
 EXIT_CODES = {
     0: "the trainer finished, or the data ended",
     1: "the run failed; the message says why",
-    2: "an error in the command line, the configuration or a check before the start; nothing was started",
+    2: "the command line, the configuration or a check before the start failed; nothing was started",
     69: "the engine could not be started or kept alive",
     70: "the hub died",
     130: "interrupted (SIGINT); 128 + s for the other signals: 129 SIGHUP, 131 SIGQUIT, 138 SIGUSR1, "
@@ -27,20 +27,20 @@ EXIT_HUB_LOST = 70
 INTERRUPTED_CODES = frozenset(128 + signum for signum in WATCHED)
 _DRAIN_SHARE = 0.6
 _SHORT_S = 2.0
-"""Patience, and grace, after a loss that the trainer cannot survive."""
+"""Longest `patience_s` and `grace_s` after the hub or the engine is lost: the trainer cannot continue."""
 
 
 class Cause(StrEnum):
     """What ended the run."""
 
     TRAINER = "trainer"
-    """The trainer ended, well or not."""
+    """The trainer exited, with any code."""
     HUB_ENDED = "hub_ended"
-    """The hub said how the run ended, and left."""
+    """The hub sent `RunEnded` and exited."""
     HUB_LOST = "hub_lost"
-    """The hub is gone without a word."""
+    """The hub exited without `RunEnded`."""
     ENGINE_LOST = "engine_lost"
-    """The embedded engine died too often, or did not start."""
+    """The engine died too often, or did not start."""
     INTERRUPTED = "interrupted"
 
 
@@ -51,9 +51,9 @@ class LaunchEnding:
     exit_code: int
     text: str
     patience_s: float
-    """How long the trainer may go on by itself before it gets SIGTERM."""
+    """Time for the trainer to exit by itself before SIGTERM."""
     grace_s: float
-    """From then on to SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
 
 
 def ending(
@@ -69,8 +69,8 @@ def ending(
 ) -> LaunchEnding:
     """The row of the table for `cause`.
 
-    `trainer_code` and `hub_code` are None while that process runs, or where there is none; `silent_s` is how
-    long a hub was silent that was ended for it.
+    `trainer_code` and `hub_code` are None while that process runs, or if there is none. `silent_s` is set if
+    the hub was killed because it did not answer for that long.
     """
     drain_s, rest_s = grace_s * _DRAIN_SHARE, grace_s * (1 - _DRAIN_SHARE)
     match cause:
@@ -84,9 +84,9 @@ def ending(
         case Cause.HUB_LOST:
             how = "did not start in time" if hub_code is None else f"died (exit code {hub_code})"
             if silent_s is not None:
-                how = f"did not answer for {silent_s:g} s (run.heartbeat_s) and was ended"
+                how = f"did not answer for {silent_s:g} s (run.heartbeat_s) and was killed"
             text = f"the hub {how}, so the run is over; resume it from the trainer's checkpoint"
-            # Ranks raise HubLost by themselves within two seconds; what hangs in a collective does not.
+            # Ranks raise HubLost within two seconds, unless they hang in a collective.
             drain_s, rest_s = min(_SHORT_S, drain_s), min(_SHORT_S, rest_s)
             return LaunchEnding(exit_code=EXIT_HUB_LOST, text=text, patience_s=drain_s, grace_s=rest_s)
         case Cause.ENGINE_LOST:

@@ -1,13 +1,14 @@
 """A run from start to end: engine, hub and trainer as children of this process.
 
 In: a configuration, and the trainer's command line (none: standalone). Out: a `ProcessEnded`. Invariant:
-when `launch` returns or raises, no process that it started lives and the run directory is gone. Nothing
-here waits without a deadline, except for the trainer, which may train as long as it likes while all others
-live.
+when `launch` returns or raises, no process that it started is alive and the run directory is gone. Every
+wait has a deadline, except the wait for the trainer while all other processes are alive.
 
-who is watched by and when it dies trainer pidfd the hub is asked to stop; exit code is the trainer's hub
-pidfd, channel, trainer gets SIGTERM, then SIGKILL; exit 70 a ping a second engine pidfd started again on
-the same port, three times; then exit 69 launcher hub and engine both end; ranks raise HubLost
+    process     watched by                      if it dies
+    trainer     pidfd                           the hub stops; the exit code is the trainer's
+    hub         pidfd, and a ping a second      the trainer gets SIGTERM, then SIGKILL; exit code 70
+    engine      pidfd                           restarted on the same port; after too many restarts: 69
+    launcher    the hub and engines, by pidfd   they exit; ranks raise HubLost
 """
 
 import select
@@ -40,16 +41,16 @@ from trainer_hook.messages import ChangeEngines, EnginesDown, HubReady, RunEnded
 from trainer_hook.printable import printable
 
 START_DEADLINE_S = 60.0
-"""For the hub to listen. It neither loads a model nor reads the data for that."""
+"""For the hub to listen. It loads no model and reads no data before that."""
 _TICK_S = 0.25
 _LAST_WORD_S = 3.0
-"""Beyond the grace, for the hub to close its books."""
+"""Added to the grace period, for the hub to write its last records."""
 _ENGINE_GRACE_S = 3.0
 _EXPORTER_GRACE_S = 15.0
-"""Beyond the hub's last words: what is written elsewhere may have to be sent there."""
+"""Added after the hub's exit: the exporter may still have to upload metrics."""
 _ORPHAN_GRACE_S = 1.0
 _RELAY_S = 0.5
-"""For a trainer's last lines, which come before ours."""
+"""For the trainer's last lines, which are printed before ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ProcessEnded:
     """See `launcher.ending.EXIT_CODES`."""
     text: str
     counts: dict[str, int] | None
-    """The books of the hub; None when it did not live to tell."""
+    """The hub's counts; None if it died before it sent them."""
 
 
 def _say(text: str) -> None:
@@ -68,28 +69,28 @@ def _say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What the caller may hook into a run."""
+class LaunchHooks:
+    """Callbacks of the caller."""
 
     say: Callable[[str], None] = _say
-    """Takes one line for a person."""
+    """Prints one message to the user."""
     progress: Callable[[str], None] = _say
-    """Takes a line on how the run gets on, every `trainer.progress_s` seconds."""
+    """Prints a progress line, every `trainer.progress_s` seconds."""
     tick: Callable[[], None] = lambda: None
     """Called about four times a second."""
     ready: Callable[[Mapping[str, str]], None] = lambda environment: None
-    """Takes what a trainer needs in its environment, once the hub listens."""
+    """Called with the trainer's environment variables once the hub listens."""
     logs: Path | None = None
-    """Folder for the children's output; None: where the caller's goes."""
+    """Folder for the children's output; None: they inherit the caller's streams."""
 
 
-def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = None) -> ProcessEnded:
+def launch(config: Config, command: Sequence[str] = (), *, hooks: LaunchHooks | None = None) -> ProcessEnded:
     """Run `command` as the trainer of a new run; without one, run until an interrupt or the end of the data.
 
-    Must be called in the main thread, since it listens to signals.
+    Must be called in the main thread, since it handles signals.
 
     Raises:
-        RunDirectoryError: there is no place for the run's private folder.
+        RunDirectoryError: the run's private folder cannot be created.
         OutputFolderError: `run.output_dir` cannot be used, or another run uses it.
     """
     with (
@@ -98,7 +99,7 @@ def launch(config: Config, command: Sequence[str] = (), *, seat: Seat | None = N
         OutputFolder.open(config.run.output_dir) as output,
         RunDirectory.create() as directory,
         with_weights_in(config.trainer.weights_dir, directory),
-        _Launch(config, command, output, directory, signals, seat or Seat()) as run,
+        _Launch(config, command, output, directory, signals, hooks or LaunchHooks()) as run,
     ):
         return run.go()
 
@@ -111,17 +112,17 @@ class _Launch:
         output: OutputFolder,
         directory: RunDirectory,
         signals: Signals,
-        seat: Seat,
+        hooks: LaunchHooks,
     ) -> None:
         self._config, self._command = config, command
-        self._output, self._directory, self._signals, self._seat = output, directory, signals, seat
+        self._output, self._directory, self._signals, self._hooks = output, directory, signals, hooks
         self._names = RunNames()
         self._before = set(children())
         self._engines: Engines | None = None
         self._hub: HubWatch | None = None
         self._trainer: Child | None = None
         self._trainer_code: int | None = None
-        """As of the last look; a trainer that follows the hub into death is never seen before it."""
+        """As of the last `_look`, so that a trainer that dies because the hub died is never seen first."""
         self._relay: Relay | None = None
         self._exporter: ExporterProcess | None = None
         self._is_winding_down = False
@@ -130,17 +131,17 @@ class _Launch:
         plan = self._plan(self._start() or self._watch())
         if self._trainer_code is not None and self._relay is not None:
             self._relay.drain(_RELAY_S)
-        self._seat.say(plan.text)
+        self._hooks.say(plan.text)
         self._wind_down(plan)
-        counts = None if self._books is None else self._books.counts
+        counts = None if self._run_ended is None else self._run_ended.counts
         return ProcessEnded(exit_code=plan.exit_code, text=plan.text, counts=counts)
 
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self) -> Cause | None:
-        """Engines, hub, trainer, each when the ones before are ready; returns what went wrong.
+        """Start engines, hub and trainer, each once the previous is ready; returns the cause of a failure.
 
-        The trainer starts last, so that ranks load no model for a run that cannot begin.
+        The trainer starts last, so that ranks load no model for a run that cannot start.
         """
         if not self._config.engine.urls:
             self._engines = Engines(
@@ -159,7 +160,7 @@ class _Launch:
         if self._ready is None:
             return self._event() or Cause.HUB_LOST
         environment = self._introduce(self._ready.address)
-        lines = StartLines(self._config, self._engine_urls or self._config.engine.urls, self._seat.say)
+        lines = StartLines(self._config, self._engine_urls or self._config.engine.urls, self._hooks.say)
 
         def is_decided() -> bool:
             lines.look()
@@ -172,7 +173,7 @@ class _Launch:
         return None
 
     def _introduce(self, address: str) -> Mapping[str, str]:
-        """Have others find the run; returns what a trainer needs in its environment."""
+        """Publish the run's address; returns the trainer's environment variables."""
         running = leave_note(
             self._directory,
             address=address,
@@ -183,12 +184,12 @@ class _Launch:
         environment = running.environment
         if ExporterProcess.is_wanted(self._config):
             self._exporter = ExporterProcess(
-                self._config, environment, log=self._log("metrics"), say=self._seat.say
+                self._config, environment, log=self._log("metrics"), say=self._hooks.say
             )
         return environment
 
     def _start_trainer(self, environment: Mapping[str, str]) -> None:
-        self._seat.ready(environment)
+        self._hooks.ready(environment)
         if self._command:
             log = self._log("trainer")
             self._relay = Relay() if log is None else None
@@ -216,8 +217,8 @@ class _Launch:
             child,
             channel,
             limit_s=self._config.run.heartbeat_s,
-            say=self._seat.say,
-            progress=self._seat.progress,
+            say=self._hooks.say,
+            progress=self._hooks.progress,
         )
 
     def _change_engine(self, url: str, joins: bool) -> None:
@@ -229,18 +230,18 @@ class _Launch:
             self._hub.send(EnginesDown(urls=urls))
 
     def _say_of_engine(self, text: str) -> None:
-        """Through the hub where there is one: whoever looks at the run is to know."""
+        """Send it through the hub if there is one, so that `top` and the records show it too."""
         if self._hub is None or self._hub.ready is None or self._hub.is_gone:
-            self._seat.say(text)
+            self._hooks.say(text)
         else:
             self._hub.send(Warned(text=text))
 
     def _log(self, name: str) -> Path | None:
-        return None if self._seat.logs is None else self._seat.logs / f"{name}.log"
+        return None if self._hooks.logs is None else self._hooks.logs / f"{name}.log"
 
     def _engine_log(self, name: str) -> Path | None:
-        """Engines say much: not on the terminal, where there is another place."""
-        folder = self._seat.logs or self._config.run.output_dir
+        """Engines log a lot: to a file if there is a folder for it, else to the terminal."""
+        folder = self._hooks.logs or self._config.run.output_dir
         return None if folder is None else Path(folder, name)
 
     @property
@@ -252,8 +253,8 @@ class _Launch:
         return self._hub is not None and self._hub.is_open
 
     @property
-    def _books(self) -> RunEnded | None:
-        return None if self._hub is None else self._hub.books
+    def _run_ended(self) -> RunEnded | None:
+        return None if self._hub is None else self._hub.run_ended
 
     # --- watch ------------------------------------------------------------------------------------------
 
@@ -264,23 +265,23 @@ class _Launch:
         return event
 
     def _event(self) -> Cause | None:
-        """What ends the run, as far as `_look` has seen; the order is that of cause before consequence."""
+        """What ends the run, as of the last `_look`; causes are checked before their consequences."""
         trainer_code = self._trainer_code
         if self._signals.received:
             return Cause.INTERRUPTED
         if trainer_code == 0:
             return Cause.TRAINER
-        if self._books is not None and (self._books.exit_code or self._trainer is None):
+        if self._run_ended is not None and (self._run_ended.exit_code or self._trainer is None):
             return Cause.HUB_ENDED
-        if self._books is None and self._hub is not None and self._hub.is_gone:
+        if self._run_ended is None and self._hub is not None and self._hub.is_gone:
             return Cause.HUB_LOST
-        if self._books is None and self._engines is not None and self._engines.obituary:
+        if self._run_ended is None and self._engines is not None and self._engines.failure:
             return Cause.ENGINE_LOST
-        # With the books closed in order the trainer may evaluate and save for as long as it needs.
+        # After a normal RunEnded the trainer may evaluate and save for as long as it needs.
         return None if trainer_code is None else Cause.TRAINER
 
     def _wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Look after everybody until `until()` holds (True) or the deadline has passed (False)."""
+        """Watch all processes until `until()` holds (True) or the deadline has passed (False)."""
         while True:
             self._look()
             if until():
@@ -310,26 +311,26 @@ class _Launch:
             self._engines.look()
         if self._exporter is not None and not self._is_winding_down:
             self._exporter.look()
-        self._seat.tick()
+        self._hooks.tick()
 
     # --- end --------------------------------------------------------------------------------------------
 
     def _plan(self, cause: Cause) -> LaunchEnding:
-        books, hub = self._books, self._hub
+        run_ended, hub = self._run_ended, self._hub
         hub_code = None if hub is None else hub.child.exit_code
         return ending(
             cause,
             grace_s=self._config.run.grace_s,
             trainer_code=self._trainer_code,
-            hub_code=hub_code if books is None else books.exit_code,
-            hub_text="" if books is None else books.text,
+            hub_code=hub_code if run_ended is None else run_ended.exit_code,
+            hub_text="" if run_ended is None else run_ended.text,
             signum=self._signals.received[0] if self._signals.received else 0,
-            engine_text=(self._engines and self._engines.obituary) or "",
+            engine_text=(self._engines and self._engines.failure) or "",
             silent_s=self._config.run.heartbeat_s if hub is not None and hub.was_silent else None,
         )
 
     def _wind_down(self, plan: LaunchEnding) -> None:
-        """Trainer, hub, engine, in this order; one more signal and the rest is killed at once."""
+        """End trainer, hub and engines, in this order; another signal kills the rest at once."""
         self._is_winding_down = True
         num_signals = -1 if self._signals.is_urgent else len(self._signals.received)
         started = time.monotonic()
@@ -348,7 +349,7 @@ class _Launch:
             self._trainer.signal(signal.SIGTERM)
             wait(self._trainer, total_s)
         if self._hub is not None and not wait(self._hub.child, total_s + _LAST_WORD_S):
-            self._seat.say(f"the hub did not end within {total_s + _LAST_WORD_S:.0f} s and is killed")
+            self._hooks.say(f"the hub did not end within {total_s + _LAST_WORD_S:.0f} s and is killed")
         engines = self._engines
         if engines is not None:
             engines.terminate()
@@ -363,7 +364,7 @@ class _Launch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill whatever is left, however the run ended, and wait for it."""
+        """Kill the processes that are left, however the run ended, and wait for them."""
         if self._trainer is not None:
             self._trainer.end()
         if self._relay is not None:

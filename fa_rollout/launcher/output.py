@@ -1,8 +1,8 @@
-"""A run's folder of records: made where it is not there, and used by one run at a time.
+"""A run's output folder: created if missing, and used by one run at a time.
 
 In: `run.output_dir`. Out: a folder whose file `.lock` this process and its hub hold locked. Invariant: the
-lock ends with the last of the two, however they end; a later run in the folder appends its launch to the same
-files.
+lock is released when the last of the two exits, however it exits. A later run in the same folder appends to
+the same files.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from shm.errors import FaRolloutError
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-WAY_OUT = "name another folder, or wait for that run's end; each node of a job needs a folder of its own"
+WAY_OUT = "choose another folder, or wait until that run ends; each node of a job needs its own folder"
 _CLOSING_S = 15.0
-"""A hub closes its books for at most this long after its launcher was killed."""
+"""The longest time a hub takes to write its last records after its launcher was killed."""
 _LOOK_S = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Of file systems without locks."""
+"""From file systems without locks."""
 
 
 class OutputFolderError(FaRolloutError, OSError):
-    """The folder of a run's records cannot be used; the text says why and what to do."""
+    """The output folder cannot be used; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Holder:
     """Of its launcher."""
     host: str
     born_s: float
-    """When that process began, to tell it from a later one of the same number."""
+    """Start time of that process, since a later process may get the same pid."""
 
     @property
     def lives(self) -> bool:
-        """False where its launcher is known to be gone: its hub is closing the books."""
+        """False if its launcher is gone: its hub is writing the last records."""
         if self.host != socket.gethostname():
             return True
         try:
@@ -63,18 +63,18 @@ class Holder:
 
 
 class OutputFolder:
-    """The folder while its run holds it; nothing where the run keeps no records."""
+    """The folder while its run holds the lock; empty if the run keeps no records."""
 
     def __init__(self, lock_fd: int | None) -> None:
         self.lock_fd = lock_fd
-        """Passed on to the hub, which may outlive its launcher for a moment; None: there is no lock."""
+        """Inherited by the hub, which may outlive its launcher for a moment; None: there is no lock."""
 
     @classmethod
     def open(cls, path: str | None) -> Self:
-        """Make the folder, private to its user, and take its lock.
+        """Create the folder, private to its user, and take its lock.
 
         Raises:
-            OutputFolderError: it cannot be made, or another run uses it.
+            OutputFolderError: it cannot be created, or another run uses it.
         """
         if path is None:
             return cls(None)
@@ -83,8 +83,7 @@ class OutputFolder:
             fd = os.open(Path(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise OutputFolderError(
-                f"run.output_dir = {path!r} must be a folder that takes files: {error.strerror}; "
-                "name another one"
+                f"run.output_dir = {path!r} must be a writable folder: {error.strerror}; choose another"
             ) from error
         try:
             return cls(fd if _lock(fd, path) else None)
@@ -94,11 +93,11 @@ class OutputFolder:
 
     @property
     def lock_fds(self) -> tuple[int, ...]:
-        """What a child must inherit to hold the folder too."""
+        """Descriptors a child must inherit to hold the lock too."""
         return () if self.lock_fd is None else (self.lock_fd,)
 
     def close(self) -> None:
-        """Give the lock back; idempotent."""
+        """Release the lock; idempotent."""
         if self.lock_fd is not None:
             os.close(self.lock_fd)
             self.lock_fd = None
@@ -113,7 +112,7 @@ class OutputFolder:
 
 
 def holder_of(path: str) -> Holder | None:
-    """The run that uses a folder now; None where none does, or it is only closing its books."""
+    """The run that uses a folder now; None if there is none, or only its hub is left."""
     try:
         fd = os.open(Path(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -131,13 +130,13 @@ def holder_of(path: str) -> Holder | None:
 
 
 def in_use(path: str, holder: Holder | None) -> str:
-    """What is wrong with a folder that another run uses."""
+    """The error text for a folder that another run uses."""
     by = "" if holder is None else f" ({holder})"
     return f"run.output_dir = {path!r} is in use by another run{by}"
 
 
 def _lock(fd: int, path: str) -> bool:
-    """Take the lock; False where the file system has none."""
+    """Take the lock; False if the file system has no locks."""
     deadline_s = time.monotonic() + _CLOSING_S
     while True:
         try:

@@ -1,9 +1,9 @@
 """The run directory: a private folder that lives exactly as long as its run.
 
-In: nothing but the environment. Out: a folder `fa_rollout-<128 random bits>`, mode 0700, that holds the
-hub's socket and the weight files on their way to the engines. Invariant: a folder may be removed only by who
-holds the lock of the file `lock` in it. The launcher holds it from birth, the hub inherits it, so a lock that
-can be taken proves that the run is gone, however it ended.
+In: the environment. Out: a folder `fa_rollout-<128 random bits>`, mode 0700, that holds the hub's socket and
+the weight files for the engines. Invariant: only the holder of the lock on the file `lock` in it may remove a
+folder. The launcher takes the lock at creation and the hub inherits it, so if the lock is free, the run is
+gone, however it ended.
 """
 
 import contextlib
@@ -29,46 +29,46 @@ _PATTERN = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{32}")
 
 
 class RunDirectoryError(FaRolloutError, OSError):
-    """There is no place for a run directory."""
+    """The run directory cannot be created."""
 
 
 class RunDirectory:
-    """A locked private folder; removed with all that is in it on `close`."""
+    """A locked private folder; removed with its contents on `close`."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self.lock_fd = lock_fd
-        """Pass it on to a child that must keep the folder from being swept; never write to it."""
+        """Inherited by a child that still needs the folder; never write to it."""
 
     @classmethod
     def create(cls, base: Path | None = None, *, option: str = "TMPDIR") -> Self:
-        """Sweep what dead runs of this user left under `base`, then make a new folder there.
+        """Remove folders that dead runs of this user left under `base`, then create a new one there.
 
-        `option`: what the user may change where that cannot be done.
+        `option`: the setting that the error names if that fails.
         """
         base = base or run_base()
         for path in _abandoned(base):
-            logger.info("run_directory=%s event=swept", path)
+            logger.info("removed %s, left by a run that is gone", path)
         while True:
             path = base / f"{_PREFIX}{secrets.token_hex(16)}"
             try:
                 path.mkdir(mode=0o700)
             except OSError as error:
                 raise RunDirectoryError(
-                    f"a run needs a private folder under {base}, which cannot be made ({error.strerror}); "
-                    f"point {option} at a folder that is yours"
+                    f"a run needs a private folder under {base}, which cannot be created "
+                    f"({error.strerror}); set {option} to a folder you own"
                 ) from error
             lock_fd = _take_lock(path)
             if lock_fd is not None:
                 return cls(path, lock_fd)
-            # Another run's sweep came between mkdir and the lock and took the still unlocked folder.
+            # Another run's sweep removed the folder between mkdir and the lock.
 
     def close(self) -> None:
         if self.lock_fd < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            logger.warning("run_directory=%s event=not_removed", self.path)
+            logger.warning("cannot remove the run directory %s; remove it by hand", self.path)
         os.close(self.lock_fd)
         self.lock_fd = -1
 
@@ -83,15 +83,15 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def with_weights_in(base: str | None, directory: RunDirectory) -> Iterator[None]:
-    """Let the run's folder `weights` be one of its own under `base`, which lives as long; None: a plain one.
+    """Link the run's folder `weights` to a private folder under `base`; None: no link.
 
     Raises:
-        RunDirectoryError: there is no place for it.
+        RunDirectoryError: the folder cannot be created.
     """
     if base is None:
         yield
         return
-    with contextlib.suppress(OSError):  # told by `create`
+    with contextlib.suppress(OSError):  # `create` raises for it
         Path(base).mkdir(parents=True, exist_ok=True)
     with RunDirectory.create(Path(base).resolve(), option="trainer.weights_dir") as weights:
         (directory.path / "weights").symlink_to(weights.path)
@@ -99,17 +99,17 @@ def with_weights_in(base: str | None, directory: RunDirectory) -> Iterator[None]
 
 
 def run_folders(base: Path | None = None) -> Iterator[Path]:
-    """Folders of this user's runs that go on."""
+    """Folders of this user's active runs."""
     for path in _folders(base or run_base()):
         lock_fd = _take_lock(path, create=False)
         if lock_fd is not None:
-            os.close(lock_fd)  # nobody holds it: its run is gone
+            os.close(lock_fd)  # it was free: the run is gone
         elif (path / "lock").exists():
             yield path
 
 
 def run_base() -> Path:
-    """$XDG_RUNTIME_DIR where it is private, else the temporary folder."""
+    """$XDG_RUNTIME_DIR if it is private, else the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ def run_base() -> Path:
 
 
 def _take_lock(folder: Path, *, create: bool = True) -> int | None:
-    """Descriptor of the folder's lock file, locked; None when somebody else has it or the folder is gone."""
+    """Descriptor of the folder's lock file, locked; None if another process holds it or it is gone."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     try:
         fd = os.open(folder / "lock", flags, 0o600)
@@ -139,7 +139,7 @@ def _take_lock(folder: Path, *, create: bool = True) -> int | None:
 
 
 def _abandoned(base: Path) -> Iterator[Path]:
-    """Remove every folder under `base` that is provably a dead run's of this user; yield its path."""
+    """Remove every folder under `base` of a dead run of this user; yield its path."""
     for path in _folders(base):
         with contextlib.suppress(FileNotFoundError):
             if _remove_if_abandoned(path):
@@ -147,7 +147,7 @@ def _abandoned(base: Path) -> Iterator[Path]:
 
 
 def _folders(base: Path) -> Iterator[Path]:
-    """Folders under `base` that are, or were, this user's runs'."""
+    """Folders under `base` of this user's runs, active or dead."""
     try:
         entries = list(os.scandir(base))
     except OSError:
@@ -164,8 +164,8 @@ def _folders(base: Path) -> Iterator[Path]:
 def _remove_if_abandoned(path: Path) -> bool:
     lock_fd = _take_lock(path, create=False)
     if lock_fd is None:
-        # Either alive, or made a moment ago and not locked yet; or its owner died in that moment: then the
-        # folder is empty. rmdir takes an empty one only, and its owner, if alive, makes another.
+        # The run is active, or its folder is not locked yet, or its owner died before it could lock it: then
+        # the folder is empty. rmdir removes an empty folder only, and a live owner creates another.
         try:
             path.rmdir()
         except OSError:

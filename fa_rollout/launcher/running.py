@@ -1,9 +1,9 @@
-"""How a command in another terminal finds a run of this user's and speaks to its hub.
+"""How a command in another terminal finds an active run of this user and connects to its hub.
 
-A run leaves a note in its private folder once its hub listens; a folder whose lock can be taken belongs to a
-run that is gone. The environment of a trainer says the same as the note, and goes first.
+A run writes `run.json` in its private folder once its hub listens; if the folder's lock is free, the run is
+gone. A trainer's environment variables hold the same values and take precedence.
 
-Invariant: who cannot read the folder (mode 0700) cannot learn the token.
+Invariant: only a user who can read the folder (mode 0700) can learn the token.
 """
 
 import os
@@ -28,28 +28,28 @@ CONNECT_S = 10.0
 
 
 class NoRun(FaRolloutError, LookupError):
-    """There is no run to speak to, or there are several."""
+    """No run is active, or several match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A run that goes on."""
+    """An active run."""
 
     address: str
     run: str
     token: str
     folder: str
-    """That its command was called in."""
+    """Working directory of its command."""
     began_s: float
     """Seconds since 1970."""
     pid: int = 0
     """Of the launcher."""
     output_dir: str = ""
-    """Where it keeps its books; empty: nowhere."""
+    """Folder of its records; empty: none."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a trainer needs."""
+        """The trainer's variables."""
         return {
             "FA_ROLLOUT_ADDRESS": self.address,
             "FA_ROLLOUT_RUN": self.run,
@@ -60,7 +60,7 @@ class Running:
 def leave_note(
     directory: RunDirectory, *, address: str, run: str, token: str, output_dir: str | None = None
 ) -> Running:
-    """Have others of this user find the run."""
+    """Write the file by which other processes of this user find the run."""
     running = Running(
         address=address,
         run=run,
@@ -77,16 +77,16 @@ def leave_note(
 
 
 def all_running() -> list[Running]:
-    """Runs of this user that go on, the oldest first."""
+    """Active runs of this user, oldest first."""
     return sorted(_notes(), key=lambda running: running.began_s)
 
 
 def find(run: str | None = None, environment: Mapping[str, str] = os.environ) -> Running:
-    """The run of that name (or its beginning), output folder, or process; None: that of the environment, or
-    the only one.
+    """The run with this name (or prefix), output folder, or pid; None: the run of the environment, or the
+    only active one.
 
     Raises:
-        NoRun: none is found, or several are.
+        NoRun: none matches, or several do.
     """
     if run is None and "FA_ROLLOUT_ADDRESS" in environment:
         address, name, token = (
@@ -96,36 +96,37 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
     found = [running for running in all_running() if run is None or _is_meant(running, run)]
     if len(found) == 1:
         return found[0]
-    wanted = "a run" if run is None else f"a run {run!r}"
     if not found:
-        raise NoRun(f"{wanted} must go on here, found none of this user's in {run_base()}{_over(run)}")
+        wanted = "run" if run is None else f"run {run!r}"
+        raise NoRun(f"no active {wanted} of this user found in {run_base()}{_over(run)}")
     shown = "".join(f"\n  {describe(running)}" for running in found)
-    raise NoRun(f"{wanted} must be the only one, found {len(found)}; name one of{shown}")
+    match = "" if run is None else f" and match {run!r}"
+    raise NoRun(f"{len(found)} runs are active{match}; choose one:{shown}")
 
 
 def _over(run: str | None) -> str:
-    """What to do where the folder of a run is meant that is over."""
+    """What to do if `run` is the output folder of a run that has ended."""
     is_over = run is not None and (Path(run) / events.FILE_NAME).is_file()
-    return f"; {run} holds a run that is over: fa-rollout-proc report {run}" if is_over else ""
+    return f"; {run} holds a run that has ended: fa-rollout-proc report {run}" if is_over else ""
 
 
 def describe(running: Running) -> str:
-    """One line for somebody who has to choose."""
+    """One line of a list to choose from."""
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(running.began_s))
     return f"{running.run}  {began}  pid {running.pid}  {running.output_dir or running.folder}"
 
 
 def observe(running: Running) -> Connection:
-    """A conversation with a run's hub, as an observer; close the connection at its end.
+    """A connection to a run's hub, as an observer; the caller closes it.
 
     Raises:
-        FaRolloutError: nobody answers, or the hub refuses.
+        FaRolloutError: the hub does not answer, or refuses the connection.
     """
     return Connection(open_channel(running))
 
 
 def open_channel(running: Running) -> Channel:
-    """The same, as messages; close it at the end."""
+    """The same, as a channel of messages; the caller closes it."""
     channel = connect(running.address, time.monotonic() + CONNECT_S)
     try:
         _greet(channel, running)
@@ -160,7 +161,7 @@ def _notes() -> Iterator[Running]:
 
 
 def _folders_of_hubs() -> Iterator[Path]:
-    """Folders that hubs of this user name in their command lines: a run may have had another TMPDIR."""
+    """Folders in the command lines of this user's hubs: a run may have been started with another TMPDIR."""
     for process in psutil.process_iter():
         try:
             words = process.cmdline()

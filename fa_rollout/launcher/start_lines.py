@@ -1,7 +1,7 @@
-"""What the start of a run waits for, said now and then.
+"""Progress lines during the start of a run: what it waits for.
 
-In: the configuration, and looks a few a second. Out: lines for a person. Invariant: nothing here blocks, and
-nothing depends on it: the generator decides whether the run can begin.
+In: the configuration, and a call of `look` a few times a second. Out: lines for the user. Invariant: nothing
+here blocks, and nothing depends on it: the generator decides when the run can start.
 """
 
 import time
@@ -15,7 +15,7 @@ _PATH = "/health"
 
 
 class StartLines:
-    """Says which engines do not answer yet, or that the generator is still loading."""
+    """Reports which engines do not answer yet, or that the generator is still loading."""
 
     def __init__(self, config: Config, urls: Sequence[str], say: Callable[[str], None]) -> None:
         self._limit_s = config.engine.start_limit_s
@@ -26,7 +26,7 @@ class StartLines:
         self._questions: list[Question] | None = None
 
     def look(self) -> None:
-        """To be called while the generator is not ready."""
+        """Call it while the generator is not ready."""
         now_s = time.monotonic()
         if not self._every_s or now_s - self._said_s < self._every_s:
             return

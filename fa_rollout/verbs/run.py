@@ -89,10 +89,10 @@ def _start(config: Config, command: Sequence[str]) -> int:
     """Run a checked configuration, and return the exit code."""
     if not is_fit(config, command):
         return EXIT_REFUSED
-    from fa_rollout.launcher.launch import Seat, launch
+    from fa_rollout.launcher.launch import LaunchHooks, launch
 
-    seat = Seat() if command else Seat(ready=_tell_trainers)
-    return launch(config, command, seat=seat).exit_code
+    hooks = LaunchHooks() if command else LaunchHooks(ready=_tell_trainers)
+    return launch(config, command, hooks=hooks).exit_code
 
 
 def _tell_trainers(environment: Mapping[str, str]) -> None:

@@ -156,7 +156,7 @@ def test_launched_engines_serve_a_run_and_one_that_dies_for_good_is_done_without
     run.assert_complete()
     told = [line for line in run.stderr.splitlines() if line.startswith("fa-rollout-proc: engine ")]
     assert len(told) == 1
-    assert "ended with exit code" in told[0]
+    assert "exited with code" in told[0]
 
 
 def test_a_launched_engine_that_has_died_is_told_though_nobody_asks_it_anything(
@@ -177,7 +177,7 @@ def test_a_launched_engine_that_has_died_is_told_though_nobody_asks_it_anything(
     run.hold(is_held=False)
     run.assert_complete()
     events = (tmp_path / "events.jsonl").read_text()
-    assert events.count("ended with exit code") == 2
+    assert events.count("exited with code") == 2
 
 
 def test_several_embedded_engines_serve_a_run(start: Callable[..., Run], tmp_path: Path) -> None:

@@ -72,17 +72,17 @@ def test_a_killed_engine_comes_back_on_the_same_address_and_not_for_ever(
             assert reply.status == 200
     assert keeper.child is not None
     os.kill(keeper.child.pid, signal.SIGKILL)
-    look_until(keeper, lambda: keeper.obituary is not None)
-    assert "137" in str(keeper.obituary)
-    assert f"{MAX_RESTARTS} restarts" in str(keeper.obituary)
+    look_until(keeper, lambda: keeper.failure is not None)
+    assert "137" in str(keeper.failure)
+    assert f"{MAX_RESTARTS} restarts" in str(keeper.failure)
 
 
 def test_an_engine_that_cannot_start_is_told_with_its_last_lines_and_not_tried_again(
     tmp_path: Path, said: list[str]
 ) -> None:
     keeper = keep(tmp_path, tmp_path / "engine.log", said)
-    look_until(keeper, lambda: keeper.obituary is not None)
-    assert "last lines" in str(keeper.obituary)
+    look_until(keeper, lambda: keeper.failure is not None)
+    assert "last lines" in str(keeper.failure)
     assert said == []
     assert keeper.child is None
 

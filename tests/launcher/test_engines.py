@@ -61,7 +61,7 @@ class Watched:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (self.said, self.changes)
-            assert self.engines.obituary is None or condition(), self.engines.obituary
+            assert self.engines.failure is None or condition(), self.engines.failure
             self.engines.look()
             time.sleep(0.01)
 
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_comes_back_at_its_address(watch: Callable[..., Watc
     watched.until(lambda: watched.said)
     watched.until(lambda: answers(url))
     watched.until(lambda: len(watched.down) == 2)
-    assert watched.said[0].startswith("engine 1 ended with exit code 1; restart 1 of 3")
+    assert watched.said[0].startswith("engine 1 exited with code 1; restart 1 of 3")
     assert watched.down == [[url], []]
     assert watched.changes == []
 
@@ -142,10 +142,10 @@ def test_one_without_further_lives_leaves_and_the_last_one_ends_the_run(
     serving(first).kill()
     watched.until(lambda: watched.changes)
     assert watched.changes == [(first, False)]
-    assert watched.engines.obituary is None
+    assert watched.engines.failure is None
     serving(second).kill()
-    watched.until(lambda: watched.engines.obituary is not None)
-    assert str(watched.engines.obituary).count("ended with exit code") == 2
+    watched.until(lambda: watched.engines.failure is not None)
+    assert str(watched.engines.failure).count("exited with code") == 2
 
 
 def test_behind_a_router_a_dead_engine_is_out_until_it_is_up_again(watch: Callable[..., Watched]) -> None:
@@ -162,8 +162,8 @@ def test_one_that_cannot_start_ends_the_run_before_it_begins(
     watch: Callable[..., Watched],
 ) -> None:
     watched = watch(command=[sys.executable, "-c", "print('no such model'); raise SystemExit(3)"])
-    watched.until(lambda: watched.engines.obituary is not None)
-    assert "no such model" in str(watched.engines.obituary)
+    watched.until(lambda: watched.engines.failure is not None)
+    assert "no such model" in str(watched.engines.failure)
     assert watched.engines.urls is None
 
 

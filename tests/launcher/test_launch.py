@@ -139,7 +139,7 @@ def test_a_hub_that_stands_still_is_noticed_and_ended(start: Callable[..., Launc
     launch = start("sh", "-c", PATIENT).up()
     launch.child("fa_rollout.hub").suspend()
     assert launch.end() == 70
-    assert launch.stderr.count("the hub did not answer for 1 s (run.heartbeat_s) and was ended") == 1
+    assert launch.stderr.count("the hub did not answer for 1 s (run.heartbeat_s) and was killed") == 1
 
 
 def test_a_killed_launcher_takes_hub_and_generator_along(start: Callable[..., Launch]) -> None:

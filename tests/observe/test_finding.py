@@ -58,7 +58,7 @@ def test_the_metrics_process_comes_and_goes_with_the_run(launch: Launch) -> None
     port = int((launch.folder / "port").read_text())
     launch.until(lambda: scrape(port).get("fa_rollout_up_seconds", 0.0) > 0)
     launch.child("fa_rollout.observe.exporter").kill()
-    launch.until(lambda: "the metrics process ended with exit code 137; restart 1" in launch.stderr)
+    launch.until(lambda: "the metrics process exited with code 137; restart 1" in launch.stderr)
     launch.until(lambda: scrape(port))
     launch.process.send_signal(signal.SIGTERM)
     assert launch.end(timeout_s=20) == 143

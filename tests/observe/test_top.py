@@ -113,5 +113,5 @@ def test_where_no_run_goes_on_that_is_the_message(rig: MakeRig) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "a run 'no-run-is-called-this' must go on here" in done.stderr
+    assert "no active run 'no-run-is-called-this' of this user found" in done.stderr
     assert "Traceback" not in done.stderr

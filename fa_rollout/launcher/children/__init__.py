@@ -1,1 +1,1 @@
-"""Processes that the launcher starts, the hub among them: watched, read and ended."""
+"""Processes that the launcher starts, watches and ends, including the hub."""

@@ -1,6 +1,6 @@
-"""A program that the launcher runs: where its output goes, and an end that reaches all below it.
+"""A program that the launcher runs: where its output goes, and how it is killed with all its descendants.
 
-Invariant: descendants that left its process group are ended as the kernel names them, never by a name.
+Invariant: descendants that left its process group are killed by pid, never by name.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Child(ChildProcess):
-    """A child with a name, whose descendants end with it."""
+    """A named child, killed together with its descendants."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Child(ChildProcess):
         own_session: bool = False,
         relay: Relay | None = None,
     ) -> None:
-        """Its output goes to `log`, or by `relay`, or where the launcher's goes.
+        """Its output goes to `log`, else through `relay`, else to the launcher's streams.
 
         Args:
             environment: in addition to the launcher's.
@@ -69,7 +69,7 @@ class Child(ChildProcess):
                 relay.started()
 
     def signal(self, number: int) -> None:
-        """Send to its process group, unless it has ended."""
+        """Send a signal to its process group, unless it has exited."""
         if self.status is None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found = psutil.Process(self.pid).children(recursive=True)
@@ -77,18 +77,20 @@ class Child(ChildProcess):
         super().signal(number)
 
     def kill(self) -> None:
-        """Kill its process group, and every descendant that left the group for a session of its own."""
+        """Kill its process group, and every descendant that moved to another session."""
         self.signal(signal.SIGKILL)
         for process in self._descendants:
-            # psutil compares the start time first, so a number that was given out again is left alone.
+            # psutil compares the start time first, so a process that reuses the pid is not killed.
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
 
 
 def _opened(log: Path) -> BinaryIO | None:
-    """A log that cannot be opened (its folder is gone) keeps no program from its start."""
+    """The log file; None if it cannot be opened, since the program must start anyway."""
     try:
         return append_private(log)
     except OSError as error:
-        logger.warning("log=%s event=not_opened reason=%s", log, error.strerror)
+        logger.warning(
+            "cannot open the log file %s (%s); its output goes to the terminal", log, error.strerror
+        )
         return None

@@ -1,7 +1,8 @@
-"""The metrics process of a run: started, started again a few times, ended.
+"""The metrics process of a run: started, restarted a few times, ended.
 
-In: what `[metrics]` asks for beyond `metrics.jsonl`. Out: a child that looks at the run as an observer.
-Invariant: nothing that befalls it ends the run, or holds it up for longer than its last words may take.
+In: the exporters of `[metrics]` other than `metrics.jsonl`. Out: a child that observes the run.
+Invariant: its failure never ends the run, and delays its end only by the time it gets to write its last
+metrics.
 """
 
 import json
@@ -19,12 +20,12 @@ _RESTART_AFTER_S = 2.0
 
 
 class ExporterProcess:
-    """Keeps one metrics process alive."""
+    """Runs one metrics process and restarts it if it dies."""
 
     def __init__(
         self, config: Config, environment: Mapping[str, str], *, log: Path | None, say: Callable[[str], None]
     ) -> None:
-        """`environment`: what an observer needs to find the run."""
+        """`environment`: the variables by which an observer finds the run."""
         self._config, self._environment, self._log, self._say = config, environment, log, say
         self._num_restarts = 0
         self._next_start_s: float | None = None
@@ -32,29 +33,29 @@ class ExporterProcess:
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
-        """Whether anything is asked for that the hub does not do itself."""
+        """Whether an exporter is configured that the hub does not run itself."""
         metrics = config.metrics
         return any((metrics.prometheus_port, metrics.tensorboard_dir, metrics.wandb_project))
 
     def look(self) -> None:
-        """Take note of a death, and start again after it, some times."""
+        """Restart the process if it died, up to `MAX_RESTARTS` times."""
         if self._next_start_s is not None:
             if time.monotonic() >= self._next_start_s:
                 self._next_start_s = None
                 self.child.end()
                 self.child = self._start()
         elif self.child.exit_code and self._num_restarts <= MAX_RESTARTS:
-            self._mourn(self.child.exit_code)
+            self._handle_exit(self.child.exit_code)
 
     def close(self) -> None:
-        """End it by force if it still runs; idempotent."""
+        """Kill it if it still runs; idempotent."""
         self.child.end()
 
-    def _mourn(self, code: int) -> None:
+    def _handle_exit(self, code: int) -> None:
         self._num_restarts += 1
-        how = f"the metrics process ended with exit code {code}"
+        how = f"the metrics process exited with code {code}"
         if self._num_restarts > MAX_RESTARTS:
-            self._say(f"{how} and is not started again; the run goes on without it")
+            self._say(f"{how} after {MAX_RESTARTS} restarts; the run continues without it")
             return
         self._say(f"{how}; restart {self._num_restarts} of {MAX_RESTARTS}")
         self._next_start_s = time.monotonic() + _RESTART_AFTER_S

@@ -1,27 +1,27 @@
-"""Whether a process that lives also answers: a stopped one, or one that hangs, has no other sign.
+"""Detects a process that is alive but hangs or is stopped, by pings it does not answer.
 
-In: the moments at which this process looks, and each answer. Out: when to ask, and how long nothing came.
-Invariant: time in which this process itself did not look is not held against the other one, since whatever
-stopped this one (a debugger, a machine that slept) may have stopped both.
+In: the times at which this process polls, and each answer. Out: when to ping, and how long the peer has been
+silent. Invariant: time in which this process itself did not poll does not count, since whatever stopped it (a
+debugger, a suspended machine) may have stopped both.
 """
 
 _ASK_EVERY_S = 1.0
 _LONGEST_LOOK_S = 1.0
-"""Between two looks; what is beyond that was not spent waiting."""
+"""Longest time that counts between two polls."""
 
 
 class Heartbeat:
-    """One peer's silence, counted from its first sign of life."""
+    """How long one peer has not answered."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        """For how long it owes an answer."""
+        """Time since the unanswered ping."""
         self._looked_s: float | None = None
         self._asked_s: float | None = None
         self._is_owed = False
 
     def is_due(self, now_s: float) -> bool:
-        """Called at each look: counts the silence, and tells whether to ask now."""
+        """Called at each poll: counts the silence, and returns whether to ping now."""
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
         if self._is_owed:
@@ -33,5 +33,5 @@ class Heartbeat:
         return True
 
     def answered(self) -> None:
-        """It answered."""
+        """The peer answered the ping."""
         self.silent_s, self._is_owed = 0.0, False

@@ -1,8 +1,8 @@
-"""The hub as a child of this process: started by exec, spoken to over an inherited socket pair.
+"""The hub as a child process, connected by an inherited socket pair.
 
 In: a run's names and configuration. Out: the child, and this end of the channel. Invariant: the hub inherits
-the locks of the run directory and of the folder of records, so that nobody sweeps the one or writes to the
-other while either of the two lives.
+the locks of the run directory and the output folder, so no other run removes or uses them while the launcher
+or the hub is alive.
 """
 
 import base64
@@ -25,7 +25,7 @@ from shm.channels.channel import Channel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """What ranks must know to be let in."""
+    """The run's id and token, which ranks need to connect."""
 
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
@@ -41,7 +41,7 @@ def start_hub(
     environment: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> tuple[Child, Channel]:
-    """Start a hub, which says `HubReady` once it listens. The channel's first frame is queued, not sent."""
+    """Start a hub, which sends `HubReady` once it listens. The channel's first frame is queued, not sent."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     command = [sys.executable, "-m", "fa_rollout.hub", "--channel-fd", str(theirs.fileno())]
     command += ["--parent-pid", str(os.getpid()), "--directory", str(directory.path)]

@@ -1,8 +1,8 @@
-"""The hub of a run, as its launcher sees it: what it says, and whether it still does.
+"""The hub of a run, as the launcher watches it: its messages and its heartbeat.
 
-In: looks, a few a second. Out: `HubReady`, `RunEnded`, notices; the hub's end. Invariant: what the hub said
-before it died is heard before its death counts; one that does not answer for `limit_s` is killed, so that
-whoever waits for it (ranks, generator) hears of its end as of any other.
+In: a call of `look` a few times a second. Out: `HubReady`, `RunEnded`, notices; the hub's exit. Invariant:
+all messages that the hub sent are read before its exit is reported. A hub that does not answer for `limit_s`
+is killed, so that ranks and generator see it exit.
 """
 
 import logging
@@ -43,7 +43,7 @@ class HubWatch:
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`limit_s`: longest silence, once it has listened. `progress`: takes how the run gets on."""
+        """`limit_s`: longest time without an answer, once it listens. `progress`: prints a progress line."""
         self.child = child
         self._channel: Channel | None = channel
         self._limit_s = limit_s
@@ -52,18 +52,18 @@ class HubWatch:
         self._heartbeat = Heartbeat()
         self._num_pings = 0
         self.ready: HubReady | None = None
-        """Said once it listens."""
+        """Received once it listens."""
         self.is_open = False
         """The generator is ready, so that a trainer may start."""
-        self.books: RunEnded | None = None
-        """Said at its end."""
+        self.run_ended: RunEnded | None = None
+        """Received at the end of the run."""
         self.is_gone = False
-        """It is dead, and all that it said is heard."""
+        """It has exited, and all its messages are read."""
         self.was_silent = False
         """It was killed because it did not answer."""
 
     def register(self, poll: "select.poll") -> None:
-        """Have a poll return when the hub says something, can hear more, or ends."""
+        """Have a poll return when the hub sent a message, can receive more, or exited."""
         if self.child.pidfd is not None and self.child.exit_code is None:
             poll.register(self.child.pidfd, select.POLLIN)
         if self._channel is not None:
@@ -71,11 +71,11 @@ class HubWatch:
             poll.register(self._channel.fileno(), wanted)
 
     def look(self) -> None:
-        """Hear what it says, and ask whether it lives."""
+        """Read its messages, and check its heartbeat."""
         is_gone = self.child.exit_code is not None
-        self._hear()
+        self._read()
         self.is_gone = is_gone
-        if self.ready is not None and self.books is None and not is_gone:
+        if self.ready is not None and self.run_ended is None and not is_gone:
             self._watch()
 
     def send(self, message: Message, *, urgent: bool = False) -> None:
@@ -84,7 +84,7 @@ class HubWatch:
             self._channel.queue(encode(message), urgent=urgent)
 
     def close(self) -> None:
-        """End it by force if it still runs; idempotent."""
+        """Kill it if it still runs; idempotent."""
         self.child.end()
         if self._channel is not None:
             self._channel.close()
@@ -98,7 +98,7 @@ class HubWatch:
             self.was_silent = True
             self.child.signal(signal.SIGKILL)
 
-    def _hear(self) -> None:
+    def _read(self) -> None:
         if self._channel is None:
             return
         try:
@@ -106,8 +106,8 @@ class HubWatch:
             for payload in self._channel.read_ready():
                 self._take(decode(payload))
         except ChannelError as error:
-            # An end of file is a hint only: the hub's pidfd says when it is gone.
-            logger.debug("hub_channel=closed reason=%s", error)
+            # An end of file does not mean that the hub has exited: its pidfd does.
+            logger.debug("the channel to the hub was closed: %s", error)
             self._channel.close()
             self._channel = None
 
@@ -122,8 +122,8 @@ class HubWatch:
             case Progress():
                 self._progress(message.text)
             case RunEnded():
-                self.books = message
+                self.run_ended = message
             case Pong():
                 self._heartbeat.answered()
             case _:
-                logger.warning("hub_message=%s event=unexpected", type(message).__name__)
+                logger.warning("ignored an unexpected message from the hub: %s", type(message).__name__)

@@ -1,8 +1,8 @@
-"""Interrupts as something that a loop can wait for.
+"""Signals that a loop can poll for.
 
-In: SIGINT, SIGTERM, SIGHUP, SIGQUIT, and SIGUSR1 and SIGUSR2, by which Slurm announces the
-end of a job. Out: a readable descriptor and the list of what came. Invariant: between enter and exit no
-signal ends the process or raises; what was set before is set again afterwards.
+In: SIGINT, SIGTERM, SIGHUP, SIGQUIT, and SIGUSR1 and SIGUSR2, by which Slurm announces the end of a job.
+Out: a readable descriptor and the list of received signals. Invariant: between enter and exit no signal ends
+the process or raises; the previous handlers are restored on exit.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *NOTICE
 
 @contextlib.contextmanager
 def notices_ignored() -> Iterator[None]:
-    """Programs that are started inside ignore the notices unless they handle them themselves: what is ignored
-    stays so across exec."""
+    """Programs started in this block ignore SIGUSR1 and SIGUSR2 unless they set a handler: ignored signals
+    stay ignored across exec."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # A handler that another language has set (None) could not be put back.
+    # A handler set by C code reads as None and could not be restored.
     ours = [signum for signum in NOTICES if signal.getsignal(signum) is not None]
     before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ours}
     try:
@@ -36,7 +36,7 @@ def notices_ignored() -> Iterator[None]:
 
 
 class Signals:
-    """Collects interrupts. Only in the main thread, like every signal handler of Python."""
+    """Collects signals. Only in the main thread, like every Python signal handler."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -68,11 +68,11 @@ class Signals:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody wants an end at once (Ctrl-\\)."""
+        """Whether the user wants the run to end at once (Ctrl-\\)."""
         return signal.SIGQUIT in self.received
 
     def drain(self) -> None:
-        """Empty the descriptor; `received` has been filled by the handlers."""
+        """Empty the descriptor; the handlers have filled `received`."""
         try:
             while self._read.recv(512):
                 pass

@@ -1,8 +1,8 @@
-"""One server of a run (an engine, or the router): started, watched, started again.
+"""One server of a run (an engine, or the router): started, watched, restarted.
 
-In: the program. Out: one address that stays the same. Invariant: nothing here blocks; `look` is called by the
-launcher's loop and does what is due. A new life of an engine holds the model's first weights: the generator
-sees that by its version label, loads the published ones again and repeats the lost requests.
+In: the program. Out: an address that never changes. Invariant: nothing here blocks; the launcher's loop calls
+`look`. A restarted engine has the model's initial weights: the generator sees that by its version label,
+loads the published weights again and repeats the lost requests.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from fa_rollout.launcher.engines.program import Program
 from trainer_hook.printable import printable
 
 RESTART_WINDOW_S = 3600.0
-"""Accidental ends are counted over this time."""
+"""Exits are counted over this time."""
 _NUM_LAST_LINES = 15
 _PIPE_BYTES = 4096
 
 
 class EngineKeeper:
-    """Keeps one server alive."""
+    """Runs one server and restarts it if it dies."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class EngineKeeper:
         self.url: str | None = None
         """None until it listens for the first time."""
         self.is_up = False
-        """It listens now, as far as is known."""
-        self.obituary: str | None = None
-        """Why there will be no further life; None as long as there is hope."""
+        """Whether it listens, as of the last `look`."""
+        self.failure: str | None = None
+        """Why it is not restarted; None while it runs or restarts."""
         self.child: Child | None = None
         self._ready_fd = -1
         self._line = b""
@@ -56,29 +56,29 @@ class EngineKeeper:
         self._start()
 
     def register(self, poll: "select.poll") -> None:
-        """Have a poll return when it listens, or ends."""
+        """Have a poll return when it listens, or exits."""
         if self._ready_fd >= 0:
             poll.register(self._ready_fd, select.POLLIN)
         if self.child is not None and self.child.pidfd is not None and self.child.exit_code is None:
             poll.register(self.child.pidfd, select.POLLIN)
 
     def look(self) -> None:
-        """Take note of a start or a death, and start again after a death."""
-        if self.child is None or self.obituary is not None:
+        """Check whether it listens or has exited, and restart it after an exit."""
+        if self.child is None or self.failure is not None:
             return
         self._read_address()
         if self.child.exit_code is not None:
-            self._mourn(f"ended with exit code {self.child.exit_code}")
+            self._handle_exit(f"exited with code {self.child.exit_code}")
         elif self._ready_fd >= 0 and time.monotonic() > self._deadline_s:
-            self._mourn(f"did not listen within {self._start_limit_s:.0f} s")
+            self._handle_exit(f"did not listen within {self._start_limit_s:.0f} s")
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         if self.child is not None:
             self.child.signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End it by force if it still runs; idempotent."""
+        """Kill it if it still runs; idempotent."""
         self.is_up = False
         if self.child is not None:
             self.child.end()
@@ -117,7 +117,7 @@ class EngineKeeper:
             self.is_up = True
             self._close_pipe()
 
-    def _mourn(self, how: str) -> None:
+    def _handle_exit(self, how: str) -> None:
         self.close()
         if self.url is not None and self._may_restart():
             count = f"restart {len(self._ends_s)} of {self._max_restarts}"
@@ -125,7 +125,7 @@ class EngineKeeper:
             self._start()
             return
         times = f" after {self._max_restarts} restarts" if self.url is not None else ""
-        self.obituary = f"{self._program.name} {how}{times}{self._last_lines()}"
+        self.failure = f"{self._program.name} {how}{times}{self._last_lines()}"
 
     def _may_restart(self) -> bool:
         now_s = time.monotonic()

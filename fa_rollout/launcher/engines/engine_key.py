@@ -1,7 +1,7 @@
-"""The key of the engines that a run starts: without it, every user of the machine could command them.
+"""The API key of the engines that a run starts: without it, every user of the machine could control them.
 
-In: the configuration and the environment. Out: a key, given on by environment alone: all users can read a
-command line. Invariant: engines that the run starts have a key of this run alone, or the user's.
+In: the configuration and the environment. Out: a key, passed to children by environment only, since all users
+can read a command line. Invariant: engines that the run starts have a key of this run, or the user's own.
 """
 
 import os
@@ -14,7 +14,7 @@ from fa_rollout.engines.with_key import KEY_VARIABLE, OPTION
 
 
 def engine_key(config: Config, environment: Mapping[str, str] = os.environ) -> str:
-    """What launched engines and the router want of every request, and the generator sends."""
+    """The key that launched engines and the router require, and that the generator sends."""
     chosen = environment.get(KEY_VARIABLE) or _named(
         [*(config.launch.command or []), *config.launch.arguments]
     )
@@ -22,7 +22,7 @@ def engine_key(config: Config, environment: Mapping[str, str] = os.environ) -> s
 
 
 def _named(words: Sequence[str]) -> str | None:
-    """The key that a command line names; the last one counts, as for the server."""
+    """The key in a command line; the last one wins, as in the server."""
     named = [after for word, after in pairwise(words) if word == OPTION]
     named += [word.partition("=")[2] for word in words if word.startswith(f"{OPTION}=")]
     return named[-1] if named else None

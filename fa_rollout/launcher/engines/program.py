@@ -1,7 +1,7 @@
-"""What is run for an engine, or for the router in front of them: words and variables, from the configuration.
+"""The command lines and environments of engines and the router, from the configuration.
 
-Pure but for the choice of free ports. Placeholders are replaced as they stand, so that JSON in a word is left
-alone.
+Pure except for the choice of free ports. Placeholders are replaced literally, so that JSON in an argument
+stays as it is.
 """
 
 import os
@@ -19,7 +19,7 @@ from fa_rollout.engines.with_key import KEY_VARIABLE
 SGLANG = ["{python}", "{with_key}", "sglang.launch_server", "--model-path", "{model}"]
 SGLANG += ["--host", "{host}", "--port", "{port}"]
 ROUTER = ["{python}", "{with_key}", "sglang_router.launch_router", "--host", "{host}", "--port", "{port}"]
-# It must not repeat a request under an id that was used; the usual port of its metrics serves one a host.
+# The router must not repeat a request under a used id; its default metrics port is one per host.
 ROUTER += ["--disable-retries", "--prometheus-host", "{host}", "--prometheus-port", "{spare_port}"]
 _URLS = "{urls}"
 _ROUTER_HEALTH = "/readiness"
@@ -30,28 +30,28 @@ class Program:
     """One server."""
 
     name: str
-    """For people, at the beginning of a sentence."""
+    """Starts sentences in messages to the user."""
     log_name: str
     words: Callable[[int, int], list[str]]
-    """(port, descriptor that the line with its address goes to) to a command line."""
+    """Maps (port, descriptor for the address line) to a command line."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Holds the key."""
+    """Includes the key."""
     picks_port: bool
-    """It takes port 0 for any free one, and tells which."""
+    """It picks a free port itself if given port 0, and reports it."""
 
 
 def engines(config: Config, key: str) -> list[Program]:
-    """All engines that a run starts; they answer to whoever has the key."""
+    """All engines that a run starts; each requires the key."""
     return [_engine(config, place, key) for place in range(config.launch.number)]
 
 
 def router(config: Config, urls: Sequence[str], key: str) -> Program:
-    """The router in front of them, with the same key."""
+    """The router in front of the engines, with the same key."""
     filled = _Filler(config)
 
     def words(port: int, ready_fd: int) -> list[str]:
-        usual = [*ROUTER, *router_policy(config.engine.balance), "--worker-urls", _URLS]
-        command = config.launch.router_command or usual
+        default = [*ROUTER, *router_policy(config.engine.balance), "--worker-urls", _URLS]
+        command = config.launch.router_command or default
         spread = [part for word in command for part in (urls if word == _URLS else [word])]
         spare = str(free_port()) if "{spare_port}" in command else ""
         plain = filled(spread, port=str(port), spare_port=spare)
@@ -67,12 +67,11 @@ def router(config: Config, urls: Sequence[str], key: str) -> Program:
 
 
 def router_policy(balance: str) -> list[str]:
-    """Options by which SGLang's router follows `engine.balance`.
+    """Options of SGLang's router for `engine.balance`.
 
-    Under `manual` requests with a routing key stay with the worker that got the key's first one; any other
-    request, and each new key, goes to the worker with the fewest requests. The router's own default,
-    `cache_aware`, ignores the key, and sends prompts that begin alike to one worker until that one is 64
-    requests ahead.
+    Under `manual`, requests with a routing key stay on the worker that got the key's first request; other
+    requests, and new keys, go to the worker with the fewest requests. The router's default, `cache_aware`,
+    ignores the key and sends prompts with a common prefix to one worker until it is 64 requests ahead.
     """
     if balance == "round_robin":
         return ["--policy", "round_robin"]
@@ -109,13 +108,13 @@ def _engine(config: Config, place: int, key: str) -> Program:
 
 
 class _Filler:
-    """Puts values in the places of their names."""
+    """Replaces placeholders by their values."""
 
     def __init__(self, config: Config) -> None:
         model = config.engine.model or ""
         self._values = {
             "python": config.launch.python or sys.executable,
-            # A name of a model that a hub holds is no folder here, and stays as it is.
+            # A model name on the Hugging Face Hub is not a local folder and stays as it is.
             "model": str(Path(model).absolute()) if Path(model).is_dir() else model,
             "host": HOST,
             "with_key": with_key.__file__,
