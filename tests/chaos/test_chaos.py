@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from fa_rollout.account import events
+from fa_rollout.account.events import Event
+from fa_rollout.account.figures import StepFigures, TimeSpent
 from tests.chaos import ledger, truth
 from tests.chaos.__main__ import Results, weather
 from tests.chaos.storm import Account
@@ -18,35 +21,65 @@ def test_a_job_survives_a_storm_with_every_prompt_trained_once(tmp_path: Path) -
     assert account.struck.total() > 0  # a fast machine trains the job before the storm has spent itself
 
 
-def life(*events: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"event": "began"}, *events]
+def life(*found: Event) -> list[Event]:
+    began = events.HubBegan(run="r", lineage="l", time_s=0.0, folder="", config={})
+    return [began, *found]
 
 
-ISSUED = {"event": "issued", "groups": [0], "attempts": [0]}
-COMMITTED = {"event": "committed", "group": 0, "attempt": 0}
-COMPOSED = {"event": "composed", "step": 0, "groups": [0], "ranks": [[[[0, 0, False, 0]]]]}
-TRAINED = {"event": "trained", "step": 0, "groups": [0]}
+def composed(num_ranks: int = 1) -> Event:
+    return events.StepComposed(step=0, version=0, groups=[0], ranks=[[[(0, 0, False, 0)]]] * num_ranks)
+
+
+ISSUED = events.GroupsIssued(groups=[0], attempts=[0], kept=[])
+COMMITTED = events.GroupCommitted(
+    group=0,
+    attempt=0,
+    sequence=0,
+    bytes=1,
+    versions=(0, 0),
+    prompt_lens=[1],
+    response_lens=[1],
+    rewards=[0.0],
+)
+FIGURES = StepFigures(
+    step=0,
+    version=0,
+    time_s=0.0,
+    num_groups=1,
+    num_samples=1,
+    num_tokens=1,
+    response_tokens=1,
+    reward_mean=0.0,
+    staleness_max=0,
+    staleness_mean=0.0,
+    spent=TimeSpent(),
+)
+TRAINED = events.StepTrained(step=0, version=0, groups=[0], figures=FIGURES)
+DIED = events.GeneratorDied(how="killed", requeued=[0])
+UNEVEN = events.HubEnded(
+    exit_code=0, text="", counts={"taken": 3, "trained": 2, "failed": 0}, spent=TimeSpent()
+)
 
 
 @pytest.mark.parametrize(
-    ("events", "rule"),
+    ("log", "rule"),
     [
-        (life(ISSUED, COMMITTED, COMPOSED, TRAINED), None),
-        (life(ISSUED, COMMITTED, COMPOSED, TRAINED, ISSUED), "issued again"),
+        (life(ISSUED, COMMITTED, composed(), TRAINED), None),
+        (life(ISSUED, COMMITTED, composed(), TRAINED, ISSUED), "issued again"),
         (life(ISSUED, COMMITTED, COMMITTED), "goes to committed"),
-        (life(ISSUED, COMPOSED), "goes to handed"),
+        (life(ISSUED, composed()), "goes to handed"),
         (life(ISSUED, ISSUED), "goes to issued"),
-        (life(ISSUED, {"event": "generator_died", "requeued": [0]}, ISSUED), "attempts rise"),
-        (life(ISSUED, COMMITTED, COMPOSED | {"ranks": [[[[0, 0, False, 0]]]] * 2}), "two ranks"),
-        (life({"event": "ended", "counts": {"taken": 3, "trained": 2, "failed": 0}}), "add up"),
+        (life(ISSUED, DIED, ISSUED), "attempts rise"),
+        (life(ISSUED, COMMITTED, composed(num_ranks=2)), "two ranks"),
+        (life(UNEVEN), "add up"),
     ],
 )
-def test_the_checker_of_the_log_sees_broken_rules(events: list[dict[str, Any]], rule: str | None) -> None:
+def test_the_checker_of_the_log_sees_broken_rules(log: list[Event], rule: str | None) -> None:
     if rule is None:
-        ledger.check(events)
+        ledger.check(log)
         return
     with pytest.raises(AssertionError, match=rule):
-        ledger.check(events)
+        ledger.check(log)
 
 
 PIECES = [

@@ -124,7 +124,7 @@ def test_broadcasts_of_a_group_replace_the_weights_and_the_group_stays(
             completions.append(await short(pool))
         assert names[0] == names[1]
         assert leader.group is not None
-        await pool.streams.forget_group()
+        await pool.streams.forget_groups()
         leader.group.leave()
         return completions
 
@@ -186,8 +186,7 @@ def test_a_leader_that_leaves_in_the_middle_is_an_error_at_once_and_the_next_upd
             with pytest.raises(ControlFailed):
                 await refused
         await pool.streams.abandon("default")
-        with pytest.raises(ControlFailed):
-            await pool.continue_()  # no engine is left that could
+        await pool.continue_()
         _, info = await asyncio.to_thread(target.with_http, lambda http: http.control("/model_info"))
         assert info["weight_version"] == IN_PIECES
         waiting = asyncio.create_task(short(pool))
