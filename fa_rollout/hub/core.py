@@ -16,7 +16,7 @@ from fa_rollout.hub.measures.clocks import TrainerClock
 from fa_rollout.hub.measures.pulses import FAILING_S, Pulses
 from fa_rollout.hub.measures.recent import History
 from fa_rollout.hub.state.evaluations import Evaluations
-from fa_rollout.hub.state.membership import Roster
+from fa_rollout.hub.state.membership import EngineMembership
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
 from fa_rollout.hub.state.world import Attachment, World
@@ -49,7 +49,7 @@ class Core:
     world: World
     updates: Updates
     evaluations: Evaluations
-    roster: Roster
+    membership: EngineMembership
     steps: Steps
     weights_dir: Path
     spool_dir: Path

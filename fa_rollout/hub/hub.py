@@ -26,12 +26,12 @@ from fa_rollout.hub.flow import replay
 from fa_rollout.hub.flow.flow import Flow, Step
 from fa_rollout.hub.io.event_log import EventLog
 from fa_rollout.hub.requests.deadlines import Watch
-from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
-from fa_rollout.hub.requests.generator import GeneratorDesk
-from fa_rollout.hub.requests.ranks import RankDesk
+from fa_rollout.hub.requests.fed import FedStream, LauncherHandler
+from fa_rollout.hub.requests.generator import GeneratorHandler
+from fa_rollout.hub.requests.ranks import RankHandler
 from fa_rollout.hub.requests.shards import Shards
 from fa_rollout.hub.state.evaluations import Evaluations
-from fa_rollout.hub.state.membership import Roster
+from fa_rollout.hub.state.membership import EngineMembership
 from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
 from fa_rollout.hub.state.world import World
@@ -40,7 +40,7 @@ from trainer_hook.messages import Drop, Start, Tail
 
 
 class Hub:
-    """The desks, and what follows from their news."""
+    """The handlers, and the effects of their events."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Hub:
                 to_generator=outbox.to_generator,
             ),
             evaluations=Evaluations(note=log.write, to_rank=outbox.to_rank, to_generator=outbox.to_generator),
-            roster=Roster(
+            membership=EngineMembership(
                 note=log.write,
                 warn=lambda text: self.core.warn(text),
                 to_generator=outbox.to_generator,
@@ -96,10 +96,10 @@ class Hub:
         self._states = States(self.core)
         self._restarts = Restarts(self.core)
         shards = Shards(self.core, is_fed=fed is not None)
-        self.ranks = RankDesk(self.core, states=self._states, restarts=self._restarts, shards=shards)
+        self.ranks = RankHandler(self.core, states=self._states, restarts=self._restarts, shards=shards)
         self._fed = fed
-        self.launcher = None if fed is None else LauncherDesk(self.core, fed)
-        self.generator = GeneratorDesk(
+        self.launcher = None if fed is None else LauncherHandler(self.core, fed)
+        self.generator = GeneratorHandler(
             self.core,
             on_ready=self.ranks.generator_is_ready,
             states=self._states,

@@ -12,7 +12,7 @@ import msgspec
 from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.event_log import EventLog
-from fa_rollout.hub.reporting.snapshots import portrait, with_history
+from fa_rollout.hub.reporting.snapshots import take_snapshot, with_history
 
 NAME = "metrics.jsonl"
 
@@ -48,7 +48,7 @@ class MetricsLog:
 
     def _write(self) -> None:
         steps, updates = self._seen
-        snapshot = with_history(self._core, portrait(self._core), steps_seen=steps, updates_seen=updates)
+        snapshot = with_history(self._core, take_snapshot(self._core), steps_seen=steps, updates_seen=updates)
         self._seen = (snapshot.totals.steps, snapshot.totals.updates)
         self._log.write(MetricsLine(t=time.monotonic(), **msgspec.structs.asdict(snapshot)))
         self._log.flush()

@@ -11,7 +11,7 @@ import msgspec
 from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.core import Core
 from fa_rollout.hub.io.selector import Selector
-from fa_rollout.hub.reporting.snapshots import portrait, with_history
+from fa_rollout.hub.reporting.snapshots import take_snapshot, with_history
 from shm.channels.channel import Channel
 from trainer_hook import messages as m
 
@@ -65,10 +65,10 @@ class Observers:
     def _snapshot_since(self, steps_seen: int, updates_seen: int) -> Snapshot:
         """Where the run stands, or stood a moment ago, with the steps that came since."""
         now_s, history = time.monotonic(), self._core.history
-        num_events = history.num_steps + history.num_updates + self._core.roster.num_changes
+        num_events = history.num_steps + history.num_updates + self._core.membership.num_changes
         made_s, had, snapshot = self._snapshot or (-SNAPSHOT_AGE_S, 0, None)
         if snapshot is None or now_s - made_s > SNAPSHOT_AGE_S or had != num_events:
-            snapshot = portrait(self._core)
+            snapshot = take_snapshot(self._core)
             self._snapshot = (now_s, num_events, snapshot)
         return with_history(self._core, snapshot, steps_seen=steps_seen, updates_seen=updates_seen)
 

@@ -8,7 +8,7 @@ from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.account.verdict import judge
 from fa_rollout.account.words import progress_line
 from fa_rollout.hub.core import Core
-from fa_rollout.hub.reporting.snapshots import portrait, with_history
+from fa_rollout.hub.reporting.snapshots import take_snapshot, with_history
 from trainer_hook.messages import Progress
 
 QUIET_S = 60.0
@@ -43,7 +43,7 @@ class ProgressLines:
 
     def _snapshot(self) -> Snapshot:
         return with_history(
-            self._core, portrait(self._core), steps_seen=self._core.history.num_steps - 1, updates_seen=0
+            self._core, take_snapshot(self._core), steps_seen=self._core.history.num_steps - 1, updates_seen=0
         )
 
     def _tell(self, text: str, now_s: float) -> None:

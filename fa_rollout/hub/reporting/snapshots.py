@@ -38,7 +38,7 @@ RECENT_STEPS = 5
 """What `recent` is about covers both, and ends where the run began."""
 
 
-def portrait(core: Core) -> Snapshot:
+def take_snapshot(core: Core) -> Snapshot:
     """Where the run stands now."""
     now_s = time.monotonic()
     history, pulse = core.history, core.pulse
@@ -209,7 +209,7 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
 
 def _engine(core: Core, engine: EngineFigures) -> EngineState:
     is_paused = core.pulse is not None and core.pulse.is_paused
-    health = "out" if engine.is_out or engine.url in core.roster.down else "paused" if is_paused else "ok"
+    health = "out" if engine.is_out or engine.url in core.membership.down else "paused" if is_paused else "ok"
     if health == "ok" and engine.allowed < engine.capacity:
         health = "narrowed"
     if health in ("ok", "narrowed") and engine.failing_s > FAILING_S:

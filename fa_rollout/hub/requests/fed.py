@@ -54,7 +54,7 @@ class FedStream:
         return ended
 
 
-class LauncherDesk:
+class LauncherHandler:
     """Serves a launcher that feeds the prompts; with any other it has nothing to do."""
 
     def __init__(self, core: Core, stream: FedStream) -> None:

@@ -14,7 +14,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.flow.meter import TooManyFailures
 from fa_rollout.hub.flow.stream import Source
-from fa_rollout.hub.requests.fed import FedStream, LauncherDesk
+from fa_rollout.hub.requests.fed import FedStream, LauncherHandler
 from fa_rollout.hub.requests.shards import Shards
 from shm.errors import DescriptorRefused
 from trainer_hook import messages as m
@@ -24,7 +24,7 @@ EXIT_REFUSED = 2
 """Nothing was generated: what the user has to change is in the text."""
 
 
-class GeneratorDesk:
+class GeneratorHandler:
     """Takes the generator's news."""
 
     def __init__(
@@ -35,7 +35,7 @@ class GeneratorDesk:
         states: States,
         shards: Shards,
         fed: FedStream | None = None,
-        launcher: LauncherDesk | None = None,
+        launcher: LauncherHandler | None = None,
     ) -> None:
         self._core = core
         self._on_ready = on_ready
@@ -62,7 +62,7 @@ class GeneratorDesk:
                     self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
             case m.EnginesChanged():
                 self._core.engines_changed(message)
-                self._core.roster.changed(message)
+                self._core.membership.changed(message)
             case m.EnginesPaused():
                 self._core.updates.paused()
             case m.StageDone() | m.StageFailed():
@@ -147,7 +147,7 @@ class GeneratorDesk:
         self._core.generator_is_up = False
         self._core.no_generator_since_s = time.monotonic()
         self._core.evaluations.generator_is_gone()
-        self._core.roster.generator_is_gone()
+        self._core.membership.generator_is_gone()
         self._states.generator_is_gone()
         if will_restart:
             self._core.warn(f"the generator ended {how}; {len(lost)} groups start again with the next one")
@@ -166,8 +166,8 @@ class GeneratorDesk:
             version=self._core.flow.version if self._core.flow else 0,
             lineage=self._core.lineage,
             weights=self._core.updates.folders.published_path,
-            engines=self._core.roster.urls,
-            known_engines=self._core.roster.known,
+            engines=self._core.membership.urls,
+            known_engines=self._core.membership.known,
             is_streamed=self._core.updates.folders.is_streamed,
             in_stream=self._core.updates.in_stream,
             weights_pending=self._core.flow is None or self._core.flow.weights_pending,
@@ -199,7 +199,7 @@ class GeneratorDesk:
         self._core.generator_is_up = True
         self._core.concurrency = message.concurrency
         self._core.evaluations.generator_is_up()
-        self._core.roster.generator_is_up(message.known_engines)
+        self._core.membership.generator_is_up(message.known_engines)
         self._on_ready(self._core.flow)
         self._core.updates.generator_is_back()
 

@@ -20,7 +20,7 @@ from fa_rollout.hub.state.world import Attachment
 from trainer_hook import messages as m
 
 
-class RankDesk:
+class RankHandler:
     """Serves the ranks."""
 
     def __init__(self, core: Core, *, states: States, restarts: Restarts, shards: Shards) -> None:

@@ -122,7 +122,7 @@ class Reception:
             if not self.observers.answer(connection.channel, message):
                 raise ChannelError("an observer must read what it asks for, and this one does not")
         elif connection.is_observer and isinstance(message, m.ChangeEngines):
-            self._hub.core.roster.wish(message, lambda answer: self._answer(connection, answer))
+            self._hub.core.membership.request(message, lambda answer: self._answer(connection, answer))
         elif isinstance(message, m.Hello):
             self._greet(connection, message)
         else:

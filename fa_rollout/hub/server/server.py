@@ -228,9 +228,9 @@ class Server:
                 elif isinstance(message, m.Ping):
                     self.to_launcher(m.Pong(number=message.number))
                 elif isinstance(message, m.ChangeEngines):
-                    self._hub.core.roster.wish(message)
+                    self._hub.core.membership.request(message)
                 elif isinstance(message, m.EnginesDown):
-                    self._hub.core.roster.down = message.urls
+                    self._hub.core.membership.down = message.urls
                 elif isinstance(message, m.Warned):
                     self._hub.core.warn(message.text)
                 elif self._hub.launcher is not None:

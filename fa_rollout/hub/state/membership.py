@@ -1,8 +1,8 @@
-"""Engines that join or leave a run while it goes on: what was asked, and what became of it.
+"""Engines that join or leave a running run.
 
-In: wishes of observers and of the launcher. Out: orders to the generator, answers to who asked. Invariant:
-every wish is answered once; one that a generator did not live to answer is given to the next; the next life
-begins with the engines that the last one had.
+In: requests of observers and of the launcher. Out: orders to the generator, answers to the requests.
+Invariant: every request is answered once. If a generator exits before it answers, the order is sent to its
+replacement, which starts with the engines of the generator before.
 """
 
 from collections.abc import Callable
@@ -17,65 +17,65 @@ Answer = Callable[[Message], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _OpenRequest:
     order: ChangeEngines
-    """Under the hub's own number."""
+    """With the hub's own request number."""
     request: int
     answer: Answer
 
 
-class Roster:
+class EngineMembership:
     """The engines of a run."""
 
     def __init__(self, *, note: Note, warn: Callable[[str], None], to_generator: Answer) -> None:
         self._note, self._warn, self._to_generator = note, warn, to_generator
         self.urls: list[str] = []
-        """What a generator asks; empty: what the configuration says."""
+        """Engines in use; empty: those of the configuration."""
         self.down: list[str] = []
-        """Engines that the launcher has seen die, and that do not listen again yet."""
+        """Engines that exited, according to the launcher, and do not listen again yet."""
         self.known = b""
-        """What a generator found out about engines, for the next one."""
-        self._open: dict[int, _Wish] = {}
+        """What the last generator found out about the engines, for its replacement."""
+        self._open: dict[int, _OpenRequest] = {}
         self.num_changes = 0
-        """Wishes that came true."""
+        """Requests that were granted."""
         self._last = 0
         self._is_up = False
 
-    def wish(self, message: ChangeEngines, answer: Answer = lambda message: None) -> None:
-        """Somebody wants an engine to join or to leave."""
+    def request(self, message: ChangeEngines, answer: Answer = lambda message: None) -> None:
+        """Ask the generator to add or remove an engine."""
         self._last += 1
         order = ChangeEngines(
             request=self._last, url=message.url, joins=message.joins, drain_s=message.drain_s
         )
-        self._open[self._last] = _Wish(order=order, request=message.request, answer=answer)
+        self._open[self._last] = _OpenRequest(order=order, request=message.request, answer=answer)
         self._note(events.EngineChanged(url=message.url, joins=message.joins, phase="asked"))
         if self._is_up:
             self._to_generator(order)
 
     def changed(self, message: EnginesChanged) -> None:
-        """The generator has done it, or could not."""
-        wish = self._open.pop(message.request, None)
-        if wish is None:
-            return  # a life before answered, too, as it died
-        joins, url, error = wish.order.joins, message.url, message.error
+        """Handle the generator's answer."""
+        found = self._open.pop(message.request, None)
+        if found is None:
+            return  # an earlier generator has answered it just before it exited
+        joins, url, error = found.order.joins, message.url, message.error
         self.urls = message.engines
         self.num_changes += error is None
         phase: Literal["done", "refused"] = "done" if error is None else "refused"
         self._note(events.EngineChanged(url=url, joins=joins, phase=phase, error=error))
         if error is not None:
             self._warn(f"engine {url} could not {'join' if joins else 'leave'}: {error}")
-            wish.answer(Refused(request=wish.request, error="HookError", text=error))
+            found.answer(Refused(request=found.request, error="HookError", text=error))
         else:
-            wish.answer(
-                EnginesNow(request=wish.request, engines=message.engines, concurrency=message.concurrency)
+            found.answer(
+                EnginesNow(request=found.request, engines=message.engines, concurrency=message.concurrency)
             )
 
     def generator_is_up(self, known: bytes) -> None:
-        """A life begins: it gets what is open."""
+        """A generator has started: send it the open orders."""
         self._is_up, self.known = True, known
-        for wish in self._open.values():
-            self._to_generator(wish.order)
+        for request in self._open.values():
+            self._to_generator(request.order)
 
     def generator_is_gone(self) -> None:
-        """A life ended."""
+        """The generator has exited."""
         self._is_up = False

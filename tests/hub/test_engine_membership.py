@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fa_rollout.account.snapshot import Snapshot
-from fa_rollout.hub.state.membership import Roster
+from fa_rollout.hub.state.membership import EngineMembership
 from fa_rollout.launcher.running import Running, observe
 from tests.hub.rig import VOCAB_SIZE, Rig
 from tests.kit.scripted import ScriptedEngine
@@ -24,22 +24,22 @@ from trainer_hook.messages import (
 
 
 class Scene:
-    """A roster, and what it said to whom."""
+    """A membership with its orders, answers and warnings."""
 
     def __init__(self) -> None:
         self.orders: list[Any] = []
         self.answers: list[Message] = []
         self.warnings: list[str] = []
-        self.roster = Roster(
+        self.membership = EngineMembership(
             note=lambda event: None, warn=self.warnings.append, to_generator=self.orders.append
         )
 
-    def wish(self, url: str, *, joins: bool = True, request: int = 7) -> None:
+    def request(self, url: str, *, joins: bool = True, request: int = 7) -> None:
         message = ChangeEngines(request=request, url=url, joins=joins, drain_s=3.0)
-        self.roster.wish(message, self.answers.append)
+        self.membership.request(message, self.answers.append)
 
     def answer(self, order: ChangeEngines, engines: list[str], error: str | None = None) -> None:
-        self.roster.changed(
+        self.membership.changed(
             EnginesChanged(request=order.request, url=order.url, error=error, engines=engines, concurrency=8)
         )
 
@@ -47,23 +47,23 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     scene = Scene()
-    scene.roster.generator_is_up(b"")
+    scene.membership.generator_is_up(b"")
     return scene
 
 
-def test_a_wish_is_passed_on_and_its_answer_goes_to_who_asked(scene: Scene) -> None:
-    scene.wish("b")
+def test_a_request_is_forwarded_and_its_answer_returns_to_the_requester(scene: Scene) -> None:
+    scene.request("b")
     (order,) = scene.orders
     assert (order.url, order.joins, order.drain_s) == ("b", True, 3.0)
     scene.answer(order, ["a", "b"])
     (answer,) = scene.answers
     assert isinstance(answer, EnginesNow)
     assert answer.request == 7
-    assert answer.engines == ["a", "b"] == scene.roster.urls
+    assert answer.engines == ["a", "b"] == scene.membership.urls
 
 
 def test_what_cannot_be_done_is_refused_and_warned_of(scene: Scene) -> None:
-    scene.wish("b")
+    scene.request("b")
     scene.answer(scene.orders[0], ["a"], error="it does not come up")
     (answer,) = scene.answers
     assert isinstance(answer, Refused)
@@ -72,27 +72,27 @@ def test_what_cannot_be_done_is_refused_and_warned_of(scene: Scene) -> None:
 
 
 def test_the_next_generator_gets_what_the_last_one_left_open(scene: Scene) -> None:
-    scene.wish("b")
-    scene.wish("c")
+    scene.request("b")
+    scene.request("c")
     scene.answer(scene.orders[0], ["a", "b"])
-    scene.roster.generator_is_gone()
-    scene.wish("d")
+    scene.membership.generator_is_gone()
+    scene.request("d")
     assert len(scene.orders) == 2
-    scene.roster.generator_is_up(b"")
+    scene.membership.generator_is_up(b"")
     assert [order.url for order in scene.orders] == ["b", "c", "c", "d"]
 
 
 def test_an_answer_that_comes_twice_counts_once(scene: Scene) -> None:
-    scene.wish("b")
+    scene.request("b")
     for _ in range(2):
         scene.answer(scene.orders[0], ["a", "b"])
     assert len(scene.answers) == 1
 
 
 def test_what_a_life_found_out_is_kept_for_the_next(scene: Scene) -> None:
-    scene.roster.generator_is_gone()
-    scene.roster.generator_is_up(b"a")
-    assert scene.roster.known == b"a"
+    scene.membership.generator_is_gone()
+    scene.membership.generator_is_up(b"a")
+    assert scene.membership.known == b"a"
 
 
 def test_who_hears_that_an_engine_has_come_or_gone_finds_it_so(
