@@ -256,6 +256,15 @@ def test_an_older_checkpoint_rewinds_the_books(rig: MakeRig) -> None:
     assert sorted(first + second) == [(group, member) for group in range(24) for member in range(2)]
 
 
+def test_the_generators_report_reaches_a_rank_as_numbers(rig: MakeRig) -> None:
+    with rig() as run, run.attach() as hook:
+        train(hook, 1, [])
+        run.until(lambda: hook.statistics().hub["generator"])
+        figures = hook.statistics().hub["generator"]
+    assert figures["is_paused"] == 0.0
+    assert {type(value) for value in figures.values()} == {float}
+
+
 def test_a_checkpoint_resumes_in_a_new_run(rig: MakeRig) -> None:
     seen: list[tuple[int, int]] = []
     with rig() as run, run.attach() as hook:

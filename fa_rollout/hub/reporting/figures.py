@@ -53,4 +53,4 @@ def _generator(core: Core) -> dict[str, float]:
     if pulse is None:
         return {}
     figures = msgspec.structs.asdict(pulse)
-    return {name: value for name, value in figures.items() if name not in ("engines", "slowest")}
+    return {name: float(value) for name, value in figures.items() if name not in ("engines", "slowest")}
