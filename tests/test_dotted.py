@@ -41,17 +41,17 @@ def test_the_working_directory_is_importable(folder: Path) -> None:
     [
         ("json.lods", r"json has no attribute 'lods'; did you mean 'loads'\?"),
         ("json:decoder.qqqq", f"json.decoder has no attribute 'qqqq'; it must be .*{FORM}"),
-        ("no_such_module.reward", f"no module that can be imported.*{FORM}"),
-        ("no_such_module:reward", f"no module that can be imported.*{FORM}"),
+        ("no_such_module.reward", f"no such module.*{FORM}"),
+        ("no_such_module:reward", f"no such module.*{FORM}"),
         ("json.no_such_module.reward", "json has no attribute 'no_such_module'"),
-        ("json.no_such_module:reward", f"no module that can be imported.*{FORM}"),
+        ("json.no_such_module:reward", f"no such module.*{FORM}"),
         ("lambda sample: 1.0", f"must be .*{FORM}, found 'lambda sample: 1.0'"),
         ("reward", f"must be .*{FORM}, found 'reward'"),
         ("json.", f"must be .*{FORM}"),
         ("json:", f"must be .*{FORM}"),
         ("", f"must be .*{FORM}"),
         ("json/decoder.py", f"must be .*{FORM}"),
-        ("__main__.reward", f"fresh interpreter.*module of its own.*{FORM}"),
+        ("__main__.reward", f"fresh interpreter.*separate module.*{FORM}"),
     ],
 )
 def test_a_path_that_leads_nowhere_names_the_option_and_the_accepted_form(path: str, says: str) -> None:
