@@ -1,9 +1,9 @@
-"""Arrow values as Python values.
+"""Converts Arrow values to Python values.
 
-Arrow gives every struct of a column the union of all fields that its neighbours have, and fills the gaps with
-null. Invariant: a field that is null is left out of its dict, at any depth, since a template would print it
-and user code would take it for the author's. These nulls stay: elements of lists (so also of `enum`), values
-of maps, and `default` and `const` of a JSON schema, where null is a value.
+Arrow pads every struct of a column to the union of all fields, with nulls. Invariant: null fields are left
+out of their dict, at any depth, since a template would print them and user code would mistake them for data.
+These nulls stay: elements of lists (including `enum`), values of maps, and `default` and `const` of a JSON
+schema, where null is a value.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ Clean = Callable[[Any], Any]
 _SCHEMA_WORDS = ("anyOf", "oneOf", "allOf", "enum", "$ref", "items", "properties")
 _TEXT_WORDS = ("type", "description", "title", "format")
 _NAMES = ("properties", "patternProperties", "$defs", "definitions")
-"""Keys of a schema below which names stand that mean nothing: a property may be called `default`."""
+"""Keys of a schema whose entries are arbitrary names: a property may be called `default`."""
 
 
 def cleaner(kind: "pyarrow.DataType", *, are_names: bool = False) -> Clean | None:
-    """What takes padding out of a value of this type; None where no struct can be in it."""
+    """A function that removes padding from values of this type; None if the type contains no struct."""
     import pyarrow as pa
 
     is_kind = pa.types
@@ -42,7 +42,7 @@ def cleaner(kind: "pyarrow.DataType", *, are_names: bool = False) -> Clean | Non
 
 
 def holds_times(kind: "pyarrow.DataType") -> bool:
-    """Whether it holds dates or times, at any depth: Arrow's reach beyond Python's years 1 to 9999."""
+    """Whether it holds dates or times, at any depth: Arrow allows years beyond Python's 1 to 9999."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -75,7 +75,7 @@ def _struct(fields: dict[str, Clean | None], *, are_names: bool) -> Clean:
 
 
 def _null_values(value: dict[str, Any]) -> tuple[str, ...]:
-    """The keys for which null is a value: of a schema, or of an object that has nothing else."""
+    """The keys whose null is a value: in a schema, or in an object with only nulls."""
     has_words = any(value.get(word) is not None for word in _SCHEMA_WORDS)
     has_text = any(isinstance(value.get(word), str | list) for word in _TEXT_WORDS)
     if not (has_words or has_text or all(item is None for item in value.values())):

@@ -1,7 +1,7 @@
-"""Chat templates, rendered as `transformers` renders them, without it.
+"""Renders chat templates as `transformers` does, without importing it.
 
-In: messages and tools. Out: the text to tokenize. A template comes with a model from strangers, so it runs in
-Jinja's immutable sandbox and sees plain JSON values alone.
+In: messages and tools. Out: the text to tokenize. Templates come with third-party models, so they run in
+Jinja's immutable sandbox and see only plain JSON values.
 """
 
 import json
@@ -22,11 +22,11 @@ from shm.errors import FaRolloutError
 
 
 class PromptError(FaRolloutError, ValueError):
-    """A prompt that cannot be turned into tokens: the fault is the row's, and other rows may work."""
+    """A prompt that cannot be tokenized. The error is in the row; other rows may work."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote; it renders as its body."""
+    """`{% generation %}` marks the assistant's text; it renders as its body."""
 
     tags = {"generation"}
 
@@ -51,7 +51,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML characters; models were not trained on that."""
+    """Like Jinja's filter, but without escaping HTML characters, which models were not trained on."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -74,7 +74,7 @@ class ChatTemplates:
         """Compile the templates; `special_tokens` (`bos_token` and so on) are variables of each.
 
         Raises:
-            ConfigError: a template is no valid Jinja.
+            ConfigError: a template is not valid Jinja.
         """
         self._special_tokens = special_tokens
         self.text = "\n".join(sources.values())
@@ -92,7 +92,7 @@ class ChatTemplates:
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> "ChatTemplates":
-        """The templates of a tokenizer's folder; files of their own win over `tokenizer_config.json`."""
+        """The templates of a tokenizer's folder; template files override `tokenizer_config.json`."""
         files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
         if (folder / "chat_template.jinja").is_file():
             files["default"] = folder / "chat_template.jinja"
@@ -101,7 +101,7 @@ class ChatTemplates:
 
     @classmethod
     def in_folder(cls, folder: Path) -> "ChatTemplates":
-        """The templates alone, without the special tokens that rendering needs."""
+        """The templates without the special tokens that rendering needs."""
         return cls.load(folder, read_json(folder / "tokenizer_config.json"), {})
 
     def render(
@@ -112,16 +112,16 @@ class ChatTemplates:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The text of a chat, up to where the assistant's next turn begins.
+        """The text of a chat, up to the start of the assistant's next turn.
 
-        Keys of a message that are null are left out, as transformers leaves them out; nulls below them stay.
+        As in transformers, null keys of a message are left out; nulls at deeper levels stay.
 
         Args:
-            kwargs: further variables of the template, such as `enable_thinking`.
+            kwargs: more variables for the template, such as `enable_thinking`.
 
         Raises:
             ConfigError: the tokenizer has no template.
-            PromptError: the template refuses these messages.
+            PromptError: the template failed on these messages.
         """
         template = self._pick(tools)
         variables = {
@@ -134,14 +134,14 @@ class ChatTemplates:
         }
         try:
             return template.render(variables)
-        # A template is a program of its own and can fail in any way on a message it was not made for.
+        # A template is a program and can raise anything on messages it was not written for.
         except Exception as error:
             raise PromptError(
                 f"the chat template cannot render this prompt: {type(error).__name__}: {error}"
             ) from error
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """Those of these variables that no template mentions: a slip of the pen, in most cases."""
+        """The given variables that no template mentions; usually a typo."""
         return sorted(set(names) - self._mentioned)
 
     def _pick(self, tools: list[dict[str, Any]] | None) -> jinja2.Template:
@@ -152,7 +152,7 @@ class ChatTemplates:
         raise ConfigError(
             "chat messages need a chat template, and the tokenizer has "
             + (f"none named 'default' (only {sorted(self._templates)})" if self._templates else "none")
-            + "; give prompts as text, or put a chat_template.jinja beside tokenizer.json"
+            + "; use text prompts, or put a chat_template.jinja beside tokenizer.json"
         )
 
 
@@ -165,7 +165,7 @@ def _from_config(value: Any) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file beside a tokenizer; empty where there is none. Raises ConfigError where it is not JSON."""
+    """A JSON file beside a tokenizer; {} if it does not exist. Raises ConfigError if it is not JSON."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Rows of a JSONL file: one JSON object a line, UTF-8, read when asked for.
+"""Rows of a JSONL file: one JSON object per line, UTF-8, read on demand.
 
-Opening decodes every line once, so that nothing is found broken in the middle of a run, and keeps the place
-of each good one; the text itself stays in the file.
+Opening decodes every line once, so that bad rows are found before the run, and stores the offset of each good
+line; the text stays in the file.
 """
 
 import os
@@ -23,13 +23,13 @@ _decoder = msgspec.json.Decoder()
 
 
 class JsonlFile:
-    """A file whose lines were all checked; `num_rows` good ones can be read by index."""
+    """A file with all lines checked; the `num_rows` good rows can be read by index."""
 
     def __init__(self, path: Path, data: config.Data, on_bad: Callable[[str, str], None]) -> None:
-        """Check the whole file; `on_bad(place, reason)` hears of each bad line, and raises to stop there."""
+        """Check the whole file; `on_bad(place, reason)` is called for each bad line and may raise to stop."""
         self.path = path
         self.keys: set[str] = set()
-        """Every key that some row has."""
+        """All keys that occur in any row."""
         self._offsets, self._lengths = array("q"), array("q")
         with path.open("rb", buffering=1 << 20) as file:
             self._fd = os.dup(file.fileno())
@@ -65,15 +65,15 @@ class JsonlFile:
         """The columns of a row.
 
         Raises:
-            ConfigError: the file is no longer what it was when it was opened.
+            ConfigError: the file has changed since it was opened.
         """
         line = os.pread(self._fd, self._lengths[index], self._offsets[index])
         try:
             return _object(line)
         except BadRow as error:
             raise ConfigError(
-                f"{self.path} must not change while a run reads it: the row at byte {self._offsets[index]} "
-                f"was good when the run began and now is not ({error}); restart the run"
+                f"{self.path} must not change during a run: the row at byte {self._offsets[index]} was valid "
+                f"at the start and no longer is ({error}); restart the run"
             ) from None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The order of prompts in an epoch: a pure function of (number of prompts, seed, epoch).
 
-Nothing is carried from epoch to epoch, so that any position of the endless stream of prompts can be found
-again after a restart, however often the data has wrapped around.
+No state is carried between epochs, so that any position in the endless stream of prompts can be recomputed
+after a restart.
 """
 
 import numpy as np

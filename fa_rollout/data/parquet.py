@@ -1,7 +1,7 @@
-"""Rows of a Parquet file: the table stays in Arrow's memory, a row becomes Python values when asked for.
+"""Rows of a Parquet file: the table stays in Arrow memory, and rows are converted to Python values on demand.
 
-Arrow's own conversion is used, never pandas' or numpy's: lists come out as lists, structs as dicts (without
-the nulls that pad them), bools as bools, at any depth, since chat templates test them for truth.
+The conversion is Arrow's, not pandas' or numpy's: lists become lists, structs dicts (without padding nulls)
+and bools bools, at any depth, since chat templates test them for truth.
 """
 
 import logging
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOT_FOR_PYTHON = (ValueError, OverflowError, KeyError)
-"""What Arrow raises for text that is not UTF-8, for a year beyond 9999, and for a time zone of no name."""
+"""Arrow's exceptions for text that is not UTF-8, years beyond 9999, and unknown time zones."""
 
 
 class ParquetFile:
-    """A file whose prompts were all checked; `num_rows` good rows can be read by index."""
+    """A file with all prompts checked; `num_rows` good rows can be read by index."""
 
     def __init__(self, path: Path, data: config.Data, on_bad: Callable[[str, str], None]) -> None:
-        """Read the columns that are needed; `on_bad(place, reason)` hears of each bad row, and may raise."""
+        """Read the needed columns; `on_bad(place, reason)` is called for each bad row and may raise."""
         self.path = path
         self._table = _read(path, data)
         self.keys = set(self._table.column_names)
@@ -37,7 +37,7 @@ class ParquetFile:
         self._cleaners = {field.name: cleaner(field.type) for field in self._table.schema}
         self._asked = self.keys & {*data.column_keys, *(data.metadata_keys or ())}
         self._left_out: set[str] = set()
-        """Columns that nobody asked for, and that Python cannot hold in some row."""
+        """Columns not named in the configuration whose value in some row Python cannot hold."""
         is_valid = _is_valid(self._table)
         bad, checked = {}, self._asked & {data.prompt_key, data.tools_key, data.chat_template_kwargs_key}
         for index in self._suspects(data) if is_valid else range(self._table.num_rows):
@@ -53,7 +53,7 @@ class ParquetFile:
         self._good = np.delete(np.arange(self._table.num_rows), list(bad)) if bad else None
 
     def _suspects(self, data: config.Data) -> Iterable[int]:
-        """Rows that may be bad, found where possible without turning the others into Python values."""
+        """Rows that may be bad, found if possible without converting the others to Python values."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -72,7 +72,7 @@ class ParquetFile:
         return [int(index) for index in np.flatnonzero(doubtful.to_numpy())]
 
     def _unholdable(self, name: str) -> dict[int, str]:
-        """By row, why Python cannot hold the column's value."""
+        """By row: why Python cannot hold the column's value."""
         column, bad = self._table.column(name), {}
         try:
             column.to_pylist(maps_as_pydicts="lossy")
@@ -96,7 +96,7 @@ class ParquetFile:
         return values
 
     def _value(self, name: str, index: int) -> Any:
-        """One value. Raises BadRow where it cannot be one of Python's."""
+        """One value. Raises BadRow if Python cannot hold it."""
         try:
             value = self._table.column(name)[index].as_py(maps_as_pydicts="lossy")
         except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ class ParquetFile:
         return self._decode(row, self._table.column_names)
 
     def close(self) -> None:
-        """Nothing is held open: the table is memory."""
+        """Does nothing: the table is in memory, no file is open."""
 
 
 def _read(path: Path, data: config.Data) -> "pyarrow.Table":
@@ -135,7 +135,7 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
             "pip install 'fa-rollout[parquet]'"
         ) from error
     try:
-        # Not read_table: that one reads folder names such as `split=train` as columns.
+        # Not read_table, which turns folder names such as `split=train` into columns.
         with pq.ParquetFile(path, memory_map=True) as file:
             names = file.schema_arrow.names
             if data.prompt_key not in names:
@@ -151,7 +151,7 @@ def _read(path: Path, data: config.Data) -> "pyarrow.Table":
 
 
 def _is_valid(table: "pyarrow.Table") -> bool:
-    """Whether all text in it is UTF-8, which Arrow does not look at when it reads."""
+    """Whether all text in it is UTF-8; Arrow does not check this when it reads."""
     import pyarrow as pa
 
     try:
@@ -162,7 +162,7 @@ def _is_valid(table: "pyarrow.Table") -> bool:
 
 
 def _in_microseconds(table: "pyarrow.Table") -> "pyarrow.Table":
-    """Python's datetime has no nanoseconds, which pandas writes; Arrow would refuse, or need pandas."""
+    """Convert nanoseconds to microseconds: Python's datetime has no nanoseconds, but pandas writes them."""
     for index, field in enumerate(table.schema):
         coarser = _coarser(field.type)
         if coarser != field.type:
@@ -171,7 +171,7 @@ def _in_microseconds(table: "pyarrow.Table") -> "pyarrow.Table":
 
 
 def _coarser(kind: "pyarrow.DataType") -> "pyarrow.DataType":
-    """The type with microseconds for nanoseconds, at any depth."""
+    """The type with nanoseconds replaced by microseconds, at any depth."""
     import pyarrow as pa
 
     is_kind = pa.types

@@ -1,8 +1,8 @@
-"""The prompts of a run: rows of one or more files, checked whole at the start and read when asked for.
+"""The prompts of a run: rows of one or more files, all checked at the start and read on demand.
 
-In: `config.Data`. Out: `Row`s by index; index i means the same row for as long as the files stay the same. No
-input row is dropped in silence: a bad one stops the start, or is counted and named in the log where
-`on_bad_row = "skip"` asks for that. Blank lines are no rows.
+In: `config.Data`. Out: `Row`s by index; index i is the same row as long as the files do not change. No row is
+dropped silently: a bad row ends the start, or is counted and logged with `on_bad_row = "skip"`. Blank lines
+are ignored.
 """
 
 import glob
@@ -30,7 +30,7 @@ _NUM_SKIPS_LOGGED = 5
 
 
 class PromptSource:
-    """All rows of the data, by index."""
+    """All rows of the data set, by index."""
 
     def __init__(
         self, files: list[JsonlFile | ParquetFile], data: config.Data, num_skipped_rows: int = 0
@@ -39,15 +39,15 @@ class PromptSource:
         self._data = data
         self._ends = list(accumulate(file.num_rows for file in files))
         self.num_skipped_rows = num_skipped_rows
-        """Bad rows left out, as `on_bad_row = "skip"` asks."""
+        """Bad rows skipped because of `on_bad_row = "skip"`."""
 
     @classmethod
     def open(cls, data: config.Data) -> "PromptSource":
         """Find the files and check every row.
 
         Raises:
-            ConfigError: no file, an unknown kind of file, no row, or a bad row; the text names the file, and
-                the line (from 1) or the Parquet row (from 0).
+            ConfigError: no file, an unknown file type, no row, or a bad row; the text names the file and the
+                line (from 1) or the Parquet row (from 0).
         """
         skips = _Skips(allowed=data.on_bad_row == "skip")
         files = [_open_file(path, data, skips) for path in _find(data.path)]
@@ -75,13 +75,13 @@ class PromptSource:
         return row_from(self._files[which].values(index - start), self._data)
 
     def close(self) -> None:
-        """Close the files; no row can be read any more."""
+        """Close the files; rows cannot be read afterwards."""
         for file in self._files:
             file.close()
 
 
 class _Skips:
-    """Counts bad rows where skipping is allowed, and raises at the first one where it is not."""
+    """Counts bad rows if skipping is allowed; otherwise raises at the first."""
 
     def __init__(self, *, allowed: bool) -> None:
         self.allowed = allowed
@@ -107,36 +107,36 @@ class _Skips:
 
 def _find(pattern: str) -> list[Path]:
     try:
-        literal = Path(expanded("data.path", pattern))  # that of an evaluation may come from a call
+        literal = Path(expanded("data.path", pattern))  # an evaluation's path may come from a call
     except PathError as error:
         raise ConfigError(str(error)) from None
     if literal.is_file():
         return [literal]
     if literal.is_dir():
         raise ConfigError(
-            f"data.path must name files, found the folder {pattern!r}; write a pattern such as "
+            f"data.path must name files, found the folder {pattern!r}; use a pattern such as "
             f"{pattern.rstrip('/')}/*.jsonl"
         )
     paths = [Path(name) for name in sorted(glob.glob(str(literal), recursive=True)) if Path(name).is_file()]
     if not paths:
-        raise ConfigError(f"data.path = {pattern!r} matches no file (looked from {Path.cwd()})")
+        raise ConfigError(f"data.path = {pattern!r} matches no file (working directory: {Path.cwd()})")
     return paths
 
 
 def _open_file(path: Path, data: config.Data, on_bad: Callable[[str, str], None]) -> JsonlFile | ParquetFile:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path} is of an unknown kind: its name must end in {listed(_READERS)}")
+        raise ConfigError(f"{path} has an unknown file type: its name must end in {listed(_READERS)}")
     try:
         if path.stat().st_size == 0:
-            raise ConfigError(f"{path} is empty (0 bytes): was it written to its end?")
+            raise ConfigError(f"{path} is empty (0 bytes): was it written completely?")
         return reader(path, data, on_bad)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _check_keys(files: list[JsonlFile | ParquetFile], data: config.Data) -> None:
-    """A key that no row has is a slip of the pen; only the default label key may be absent."""
+    """Refuse keys that no row has, usually typos; only the default label key may be missing."""
     found = set().union(*(file.keys for file in files))
     named = [("data.tools_key", data.tools_key)]
     named.append(("data.chat_template_kwargs_key", data.chat_template_kwargs_key))

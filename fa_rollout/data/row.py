@@ -1,6 +1,6 @@
-"""One row of the data, as the generator uses it; the same rules for every file format.
+"""One row of the data set, as the generator uses it; the same rules apply to every file format.
 
-In: the decoded columns of a row, as plain Python values. Out: a `Row`, or a `BadRow` that says what is wrong.
+In: the decoded columns of a row, as plain Python values. Out: a `Row`, or a `BadRow` with the reason.
 """
 
 from collections.abc import Iterable
@@ -16,21 +16,21 @@ Prompt = str | list[dict[str, Any]]
 
 
 class BadRow(ValueError):
-    """What is wrong with a row; its file and line are added by who read it."""
+    """Why a row is unusable; the reader adds the file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A prompt and what belongs to it. Each read makes fresh values: they are the reader's to change."""
+    """A prompt with its label and metadata. Each read creates new values, which the caller may change."""
 
     prompt: Prompt
     """Text, or chat messages."""
     label: Any
-    """As in the file: its type is kept. None where the row has none."""
+    """The value in the file, with its type; None if the row has no label."""
     metadata: dict[str, Any]
     tools: list[dict[str, Any]] | None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Variables for the chat template: those of the configuration, overridden by the row's own."""
+    """Variables for the chat template: from the configuration, overridden by the row."""
 
 
 def row_from(values: dict[str, Any], data: config.Data) -> Row:
@@ -53,7 +53,7 @@ def row_from(values: dict[str, Any], data: config.Data) -> Row:
 
 
 def checked_prompt(values: dict[str, Any], key: str) -> Prompt:
-    """The prompt of a row: text that is not empty, or a list of messages that is not empty."""
+    """The prompt of a row: non-empty text, or a non-empty list of messages."""
     if key not in values:
         raise BadRow(f"the row has no prompt: key {key!r} is not among its keys {listed(values)}")
     prompt = values[key]
@@ -68,18 +68,18 @@ def checked_prompt(values: dict[str, Any], key: str) -> Prompt:
 
 
 def check_numbers(row: Row) -> None:
-    """Raise BadRow where a whole number is too long for the row's record; told before any is sampled."""
+    """Raise BadRow if an integer does not fit the record, so that this is found before the run."""
     try:
         msgspec.msgpack.encode((row.label, row.metadata))
     except OverflowError:
         raise BadRow(
-            "a label or metadata may hold whole numbers from -2**63 to 2**64 - 1, found one beyond them: "
+            "integers in labels and metadata must be from -2**63 to 2**64 - 1, found one out of range; "
             "write it as text"
         ) from None
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
-    """Tool schemas; JSON text too, the usual way to keep unlike schemas in one Parquet column."""
+    """Tool schemas, or their JSON text, the usual way to store different schemas in a Parquet column."""
     value = _from_json("tools", value)
     if value is None or (isinstance(value, list) and all(isinstance(tool, dict) for tool in value)):
         return value
@@ -94,9 +94,7 @@ def _template_kwargs(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRow(f"chat template variables must be an object, found {_kind(value)}")
     if reserved := reserved_template_name(value):
-        raise BadRow(
-            f"chat template variables must not contain {reserved!r}, which is filled in for each prompt"
-        )
+        raise BadRow(f"chat template variables must not contain {reserved!r}, which is set for each prompt")
     return value
 
 
@@ -110,7 +108,7 @@ def _from_json(what: str, value: Any) -> Any:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message, cut where they are many."""
+    """Names for an error text, at most 20."""
     shown = [repr(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "(none)"
 

@@ -1,7 +1,7 @@
-"""A model's tokenizer, on the `tokenizers` library alone: it loads in a tenth of the time of `AutoTokenizer`.
+"""A model's tokenizer, using only the `tokenizers` library: it loads ten times faster than `AutoTokenizer`.
 
-In: a folder with `tokenizer.json` and its companions. Out: prompt ids, decoded text, and which ids end a
-completion; equal to what `transformers` makes of the same folder.
+In: a folder with `tokenizer.json` and related files. Out: prompt ids, decoded text, and the ids that end a
+completion; equal to the results of `transformers` for the same folder.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from fa_rollout.model_name import download, name_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 END_OF_MESSAGE = "<|eom_id|>"
-"""SGLang ends an answer at it too, where a tokenizer has it (Llama 3: the end of a tool call)."""
+"""SGLang also stops at this token if the tokenizer has it (Llama 3: the end of a tool call)."""
 
 
 class Tokenizer:
@@ -33,7 +33,7 @@ class Tokenizer:
         self.eos_ids = eos_ids
         """Token ids that end a completion, ascending."""
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        """Number of tokens, added ones included; the model may have more rows than that."""
+        """Number of tokens, including added tokens; the model may have more rows."""
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -48,18 +48,18 @@ class Tokenizer:
             if name := name_of(str(folder)):
                 raise ConfigError(
                     f"the tokenizer must be a local folder; {str(folder)!r} looks like a Hub name: "
-                    f"{download(name)}, then give that folder"
+                    f"{download(name)}, then pass that folder"
                 )
             raise ConfigError(
-                f"the tokenizer must be a folder with tokenizer.json, found none in {folder}; make one with "
+                f"the tokenizer must be a folder with tokenizer.json, none in {folder}; create one with "
                 "transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        # The library raises plain Exception for whatever is wrong with the file.
+        # The library raises plain Exception for all errors in the file.
         except Exception as error:
             raise ConfigError(
-                f"{path} is not a tokenizer that this tokenizers release reads: {error}"
+                f"{path} cannot be read by the installed tokenizers release: {error}"
             ) from error
         backend.no_truncation()
         backend.no_padding()
@@ -71,11 +71,11 @@ class Tokenizer:
     def encode_prompt(self, row: Row, *, chat_template: bool | None = None) -> npt.NDArray[np.int32]:
         """Token ids of a row's prompt, [P].
 
-        Messages go through the chat template, which writes its own special tokens; text gets the special
-        tokens of the tokenizer's post-processor. `chat_template=True` takes text as one message of the user.
+        Messages are rendered by the chat template, which adds its own special tokens; text gets the special
+        tokens of the tokenizer's post-processor. With `chat_template=True`, text becomes one user message.
 
         Raises:
-            ConfigError: messages, and no template, or `chat_template=False`.
+            ConfigError: messages without a template, or with `chat_template=False`.
             PromptError: this prompt cannot be encoded.
         """
         prompt = row.prompt
@@ -84,7 +84,7 @@ class Tokenizer:
         if chat_template is False:
             raise ConfigError(
                 "prompts that are chat messages need the chat template, found data.chat_template = false; "
-                "leave it out, or give prompts as text"
+                "remove it, or use text prompts"
             )
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = self._templates.render(messages, row.tools, row.chat_template_kwargs)
@@ -98,26 +98,26 @@ class Tokenizer:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        """Text of a chat by the chat template; errors as those of `ChatTemplates.render`."""
+        """Text of a chat, rendered by the chat template. Errors as in `ChatTemplates.render`."""
         return self._templates.render(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
 
     @property
     def template_text(self) -> str:
-        """Source of the chat templates; empty where there is none."""
+        """Source of the chat templates; empty if there are none."""
         return self._templates.text
 
     def unused_by_template(self, names: Iterable[str]) -> list[str]:
-        """Those of these variables that the chat template never mentions."""
+        """The given variables that the chat template never mentions."""
         return self._templates.unused(names)
 
     def encode(self, text: str) -> npt.NDArray[np.int32]:
-        """Token ids of a piece of text such as tool output, [T], without special tokens around it."""
+        """Token ids of text such as tool output, [T], without added special tokens."""
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> npt.NDArray[np.int32]:
         try:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # What the library calls a text that is no string is one with lone surrogates.
+        # The library raises TypeError for text with lone surrogates.
         except TypeError as error:
             raise PromptError(f"a prompt must be valid Unicode text: {error}") from error
         if not ids:
@@ -125,12 +125,12 @@ class Tokenizer:
         return np.array(ids, dtype=np.int32)
 
     def decode(self, ids: npt.ArrayLike, *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, decoded all at once."""
+        """Text of token ids, decoded in one call."""
         return self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
 
 
 def _text_of(token: Any) -> str | None:
-    """A special token is written as text, or as an object that describes it."""
+    """The text of a special token, stored as text or as an object."""
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -141,7 +141,7 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Tokens that only the configuration names."""
+    """Add tokens that only the configuration names."""
     described = config.get("added_tokens_decoder", {})
     for key in sorted(described, key=int):
         entry = {name: value for name, value in described[key].items() if name != "__type"}
@@ -152,17 +152,17 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special: 
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: dict[str, str]) -> tuple[int, ...]:
-    """Every id that one of the model's files calls an end: engines stop at each of them."""
+    """All end-of-sequence ids in the model's files: engines stop at each of them."""
     texts = [special[name] for name in ("eos_token",) if name in special]
     found = (backend.token_to_id(text) for text in [*texts, END_OF_MESSAGE])
     return tuple(sorted(model_eos_ids(folder).union(ident for ident in found if ident is not None)))
 
 
 def model_eos_ids(folder: Path) -> set[int]:
-    """What the files of a model call the end of an answer.
+    """The end-of-sequence ids in a model's files.
 
     Raises:
-        ConfigError: one of them is not JSON.
+        ConfigError: a file is not JSON.
     """
     model = read_json(folder / "config.json")
     found: set[int | None] = set()
@@ -173,7 +173,7 @@ def model_eos_ids(folder: Path) -> set[int]:
 
 
 def eos_ids_in(folder: str) -> set[int]:
-    """The same for a folder that may be of another machine; empty where it cannot be read."""
+    """`model_eos_ids` of a folder that may be on another machine; empty if it cannot be read."""
     try:
         return model_eos_ids(Path(folder).expanduser())
     except (ConfigError, OSError):

@@ -198,7 +198,7 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
     with (tmp_path / "a.jsonl").open("r+b") as file:
         file.truncate(20)
     assert source.row(0).prompt == "x"
-    with pytest.raises(ConfigError, match="must not change while a run reads it"):
+    with pytest.raises(ConfigError, match="must not change during a run"):
         source.row(1)
 
 
