@@ -77,7 +77,7 @@ def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch
         assert folder.lock_fd is None
 
 
-def test_a_place_that_is_no_folder_is_refused_with_the_key(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused_with_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputFolderError, match=r"run.output_dir = .* must be a folder"):
+    with pytest.raises(OutputFolderError, match=r"run.output_dir = .* must be a writable folder"):
         OutputFolder.open(str(tmp_path / "file" / "out"))

@@ -1,4 +1,4 @@
-"""The plug-in's pure parts: versions by slime's order of calls, prompts, sidecars, options, wire."""
+"""The plug-in's pure parts: versions by slime's order of calls, prompts, checkpoints, options, wire."""
 
 import pickle
 import re
@@ -14,9 +14,9 @@ from slime.utils.types import Sample
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.slime import wire
 from fa_rollout.slime.arguments import config_tree, num_rollouts, shows_samples
-from fa_rollout.slime.manager import sidecar
+from fa_rollout.slime.manager import prompt_checkpoint
+from fa_rollout.slime.manager.prompt_checkpoint import PromptCheckpoint
 from fa_rollout.slime.manager.prompts import Prompts, Stock
-from fa_rollout.slime.manager.sidecar import Sidecar
 from fa_rollout.slime.manager.versions import VersionClock
 from fa_rollout.slime.options import Options, read_options
 from tests.slime.kit import arguments
@@ -84,10 +84,10 @@ def write(
     folder: Path, rollout_id: int, position: int, delivered: list[bytes], outstanding: list[bytes]
 ) -> None:
     place = (0, position, 2 * position, position)
-    sidecar.write(
+    prompt_checkpoint.write(
         str(folder),
         rollout_id,
-        Sidecar(position=place, delivered=delivered, outstanding=outstanding, lineage="ab"),
+        PromptCheckpoint(position=place, delivered=delivered, outstanding=outstanding, lineage="ab"),
     )
 
 
@@ -104,17 +104,17 @@ def test_a_resume_gives_what_was_under_way_at_the_checkpoint(
 ) -> None:
     write(tmp_path, 3, 8, [b"of 3"], [b"left by 3"])
     write(tmp_path, 4, 12, [b"of 4"], [b"left by 4"])
-    assert sidecar.undelivered(str(tmp_path), 4, (0, position, 2 * position, position)) == expected
+    assert prompt_checkpoint.undelivered(str(tmp_path), 4, (0, position, 2 * position, position)) == expected
 
 
 def test_a_second_resume_from_one_checkpoint_finds_what_the_first_one_found(tmp_path: Path) -> None:
     write(tmp_path, 4, 12, [b"of 4"], [b"left by 4"])
-    found = sidecar.undelivered(str(tmp_path), 4, (0, 12, 24, 12))
+    found = prompt_checkpoint.undelivered(str(tmp_path), 4, (0, 12, 24, 12))
     write(tmp_path, 4, 14, [b"of 4 again"], [b"left by the first resume, which died"])
-    assert sidecar.undelivered(str(tmp_path), 4, (0, 12, 24, 12)) == found
+    assert prompt_checkpoint.undelivered(str(tmp_path), 4, (0, 12, 24, 12)) == found
 
 
-def test_sidecars_without_a_checkpoint_are_removed_in_time(tmp_path: Path) -> None:
+def test_prompt_checkpoints_without_a_checkpoint_are_removed_in_time(tmp_path: Path) -> None:
     state = tmp_path / "rollout" / "global_dataset_state_dict_2.pt"
     state.parent.mkdir()
     state.touch()

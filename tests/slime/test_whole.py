@@ -19,8 +19,8 @@ from fa_rollout.generator.turns.ending import Ends
 from fa_rollout.generator.turns.turn import Draft, Turn
 from fa_rollout.sample import FinishReason
 from fa_rollout.slime import upstream
-from fa_rollout.slime.generation.errand import ERRAND
 from fa_rollout.slime.generation.fast import FastGenerate
+from fa_rollout.slime.generation.group_context import GROUP_CONTEXT
 from fa_rollout.slime.generation.whole import Whole, WholeGenerate, learn_ends, whole_function
 from trainer_hook.record import VersionSpan
 
@@ -125,7 +125,7 @@ class Bench:
         generate = FastGenerate(self.slime, answers, self.whole, arrays=self.arrays)  # type: ignore[arg-type]
 
         async def run() -> None:
-            errand: Any = SimpleNamespace(
+            context: Any = SimpleNamespace(
                 job=None,
                 prompt_ids=np.array(PROMPT, np.int32),
                 prompt="p",
@@ -133,7 +133,7 @@ class Bench:
                 spans={},
                 deadline=SimpleNamespace(paused=nullcontext, renew=lambda: None),
             )
-            ERRAND.set(errand)
+            GROUP_CONTEXT.set(context)
             await generate(ARGS, sample, given)
 
         asyncio.run(run())

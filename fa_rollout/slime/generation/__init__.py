@@ -1,1 +1,1 @@
-"""In the generator: slime's own functions, run to a record."""
+"""In the generator: runs slime's own functions and turns each group into a record."""

@@ -1,11 +1,11 @@
-"""slime's `generate` for plain prompts, by fa_rollout's client.
+"""slime's `generate` for plain prompts, with fa_rollout's client.
 
-In: slime's arguments, a sample, sampling parameters, as slime's own function takes them. Out: the sample,
-with the same fields set as slime's own would have set them; aborted answers are dealt with inside, by
-`--partial-rollout`: resumed (and masked, if asked for), else restarted.
+In: slime's arguments, a sample, sampling parameters, as slime's function takes them. Out: the sample, with
+the same fields set as by slime's function. Aborted answers are handled inside: with `--partial-rollout` they
+are resumed (and masked, if configured), else restarted.
 
-Invariant: the engine's ids and log-probabilities reach the sample without a Python object per token but those
-of the lists themselves, and what an engine tells beside them goes through slime's own method.
+Invariant: ids and log-probabilities reach the sample without a Python object per token other than the lists'
+items; the rest of an engine's answer goes through slime's own method.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ from fa_rollout.client.wire.completion import Completion
 from fa_rollout.generator.turns.ending import AnswerEnding
 from fa_rollout.generator.turns.requester import Requester, Ticket
 from fa_rollout.generator.turns.turn import Turn
-from fa_rollout.slime.generation.errand import Errand, current, engines_at_work
+from fa_rollout.slime.generation.group_context import GroupContext, current, engines_at_work
 from fa_rollout.slime.generation.whole import Before, Whole, WholeGenerate, cut
 from fa_rollout.slime.upstream import Upstream
 from trainer_hook.record import VersionSpan
 
 
 class EarlyStart:
-    """Turns that begin while slime is still being imported: a generator's death costs the engines little."""
+    """Starts turns while slime is still being imported, so that engines idle less after a restart."""
 
     def __init__(self, args: Any, requester: Requester) -> None:
         self._args = args
@@ -33,24 +33,24 @@ class EarlyStart:
 
     @property
     def is_possible(self) -> bool:
-        """Whether requests need nothing of slime: no user's function, seed or session makes them."""
+        """Whether requests do not depend on slime: no user function, seed or session is involved."""
         args = self._args
         return (
             args.custom_generate_function_path is None
             and not getattr(args, "sglang_enable_deterministic_inference", False)
             and getattr(args, "router_policy", None) != "consistent_hashing"
-            and not args.rollout_stop  # found over a seam by slime's tokenizer alone
+            and not args.rollout_stop  # only slime's tokenizer finds a stop text across two pieces
         )
 
-    async def turn(self, errand: Errand, member: int) -> Turn:
-        """One sample's turn, in a place of its own."""
-        ticket = Ticket(job=errand.job, member=member, options=request_options(self._args))
-        async with errand.place():
-            return await self._requester.sample_turn(ticket, errand.prompt_ids, base_params(self._args))
+    async def turn(self, context: GroupContext, member: int) -> Turn:
+        """One sample's turn, in its own slot."""
+        ticket = Ticket(job=context.job, member=member, options=request_options(self._args))
+        async with context.slot():
+            return await self._requester.sample_turn(ticket, context.prompt_ids, base_params(self._args))
 
 
 def base_params(args: Any) -> dict[str, Any]:
-    """Sampling parameters as slime makes them of its arguments."""
+    """Sampling parameters, as slime derives them from its arguments."""
     params = {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
@@ -68,12 +68,12 @@ def base_params(args: Any) -> dict[str, Any]:
 
 
 def request_options(args: Any) -> dict[str, Any]:
-    """Keys of a request beside prompt and sampling parameters."""
+    """Request keys other than prompt and sampling parameters."""
     return {"return_routed_experts": True} if args.use_rollout_routing_replay else {}
 
 
 class FastGenerate:
-    """Stands where `slime.rollout.sglang_rollout.generate` stands."""
+    """Replaces `slime.rollout.sglang_rollout.generate`."""
 
     def __init__(self, slime: Upstream, requester: Requester, whole: Whole, *, arrays: bool) -> None:
         self._slime = slime
@@ -83,7 +83,7 @@ class FastGenerate:
         self._original = WholeGenerate(slime.sglang_rollout.generate, whole)
 
     async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
-        """Sample one completion; images, and whatever is no text, go the way of slime's own function."""
+        """Sample one completion; prompts with images, or that are not text, go to slime's own function."""
         if _has_images(sample) or not isinstance(sample.prompt, str):
             return await self._original(args, sample, sampling_params)
         budget = dict(sampling_params)
@@ -108,11 +108,11 @@ class FastGenerate:
         return sample
 
     def _prompt_ids(self, args: Any, sample: Any) -> npt.NDArray[np.int32]:
-        errand = current()
+        context = current()
         # A user's function may have changed the prompt before it called this one.
-        is_known = len(errand.prompt_ids) > 0 and sample.prompt == errand.prompt
+        is_known = len(context.prompt_ids) > 0 and sample.prompt == context.prompt
         if is_known and not len(sample.tokens):
-            return errand.prompt_ids
+            return context.prompt_ids
         state = self._slime.sglang_rollout.GenerateState(args)
         prepared = self._slime.sglang_rollout._prepare_prompt_ids(sample, state.tokenizer, state.processor)
         return np.asarray(prepared, np.int32)
@@ -120,14 +120,14 @@ class FastGenerate:
     async def _turn(
         self, args: Any, sample: Any, params: dict[str, Any], prompt_ids: npt.NDArray[np.int32]
     ) -> Turn:
-        errand = current()
-        begun = errand.begun.pop(id(sample), None)
+        context = current()
+        begun = context.begun.pop(id(sample), None)
         if begun is not None:
             with engines_at_work():
                 turn: Turn = await begun
             return turn
         ticket = Ticket(
-            job=errand.job,
+            job=context.job,
             member=sample.index or 0,
             routing_key=routing_key(args, sample),
             options=request_options(args),
@@ -141,7 +141,7 @@ class FastGenerate:
         with_lists = not self._arrays or start > 0 or args.rollout_top_p != 1.0 or _is_special(sample)
         meta: dict[str, Any] = {}
         for completion in turn.completions:
-            if completion.rest:  # an answer that no engine gave tells nothing
+            if completion.rest:  # empty if no engine made this answer
                 meta = (_append_lists if with_lists else _append_arrays)(args, sample, completion)
         if len(turn.completions) > 1 and args.partial_rollout and args.mask_offpolicy_in_partial_rollout:
             masked = sample.response_length - len(turn.completions[-1].output_ids)
@@ -149,7 +149,7 @@ class FastGenerate:
         return meta
 
     def _finish(self, sample: Any, before: Before, budget: dict[str, Any], turn: Turn) -> None:
-        """Where the turn ends the sample ends, unless an earlier piece and this one make an end together."""
+        """The sample ends where the turn ends, unless a stop spans an earlier piece and this one."""
         num_tokens = before.num_tokens + len(turn.output_ids)
         end = AnswerEnding(num_tokens - before.answer, turn.finish_reason)
         if before.is_partial:
@@ -161,12 +161,12 @@ class FastGenerate:
 
 
 def _append_lists(args: Any, sample: Any, completion: Completion) -> dict[str, Any]:
-    """One answer: the long lists by themselves, the rest by slime's own method."""
+    """Append one answer: the long lists directly, the rest with slime's own method."""
     answer = msgspec.json.decode(completion.rest)
     meta: dict[str, Any] = answer["meta_info"]
     ids, logprobs = completion.output_ids.tolist(), completion.logprobs.tolist()
     text = answer.get("text", "")
-    if args.rollout_top_p != 1.0:  # slime aligns kept ids with the tokens that they are appended with
+    if args.rollout_top_p != 1.0:  # slime aligns kept ids with the tokens appended in the same call
         sample.append_response_tokens(args, tokens=ids, log_probs=logprobs, meta_info=meta, text=text)
         return meta
     before = sample.response_length
@@ -196,13 +196,13 @@ def _or_empty(values: Any, dtype: Any) -> npt.NDArray[Any]:
 
 
 def routing_key(args: Any, sample: Any) -> str | None:
-    """The session that a hashing router keeps on one engine."""
+    """The session id, by which a hashing router keeps requests on one engine."""
     hashes = getattr(args, "router_policy", None) == "consistent_hashing"
     return sample.session_id if hashes and sample.session_id else None
 
 
 def note_spans(sample: Any, turn: Turn) -> None:
-    """Remember which versions made a sample's tokens, as long as all of them were made here."""
+    """Record the versions of a sample's tokens, as long as our client made all of them."""
     spans = current().spans
     known = spans.pop(id(sample), [])
     start = sample.response_length
@@ -213,7 +213,7 @@ def note_spans(sample: Any, turn: Turn) -> None:
 
 
 def _is_special(sample: Any) -> bool:
-    """Whether a function of its own will look at this sample."""
+    """Whether this sample has its own reward or generate function."""
     return any(getattr(sample, name, None) for name in ("custom_rm_path", "generate_function_path"))
 
 

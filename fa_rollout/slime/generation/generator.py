@@ -1,8 +1,8 @@
 """The generator under slime: `python -m fa_rollout.slime.generation.generator`, started by the hub.
 
-In: an inherited channel and ring, and slime's arguments. Out: messages and records, until its life ends.
-Invariant: the loop runs on the main thread, since reward functions may use SIGALRM; slime, and torch with it,
-is imported beside the first requests, not before them.
+In: an inherited channel and ring, and slime's arguments. Out: messages and records, until it exits.
+Invariant: the loop runs on the main thread, since reward functions may use SIGALRM. slime and torch are
+imported while the first requests run, not before them.
 """
 
 import pickle
@@ -28,17 +28,17 @@ from trainer_hook.record import schema_fingerprint
 
 
 async def open_generator(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) -> SlimeGenerator:
-    """Read the run from the hub and open all that it needs; slime itself is imported later.
+    """Read the run from the hub and open pool, session and ring; slime itself is imported later.
 
     Raises:
-        ClientError: the engines do not come up.
+        ClientError: the engines do not start.
     """
     run, config = await read_run(link, life, stack)
     resume = await link.resume()
     setup = msgspec.msgpack.decode(resume.payload, type=SlimeSetup)
     args = pickle.loads(setup.args)
     options = msgspec.convert(setup.options, Options)
-    # Ray actors that post for slime cannot be reached from outside of Ray.
+    # slime's Ray actors for requests cannot be reached from outside Ray.
     args.use_distributed_post = False
     policy = FailurePolicy(
         max_attempts=60,
@@ -70,7 +70,7 @@ async def _open_pool(config: Config, policy: FailurePolicy, stack: AsyncExitStac
         router=True,
         max_concurrent_samples=config.engine.max_concurrent_samples,
         policy=policy,
-        # slime pauses for its updates: to go on in the middle of one is to sample from half-new weights.
+        # slime pauses engines for its updates: to continue during one would sample from half-updated weights.
         ends_pauses=False,
     )
     return await stack.enter_async_context(pool)

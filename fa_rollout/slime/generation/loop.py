@@ -1,12 +1,12 @@
-"""The generator under slime: its parts put together, and slime imported beside the first requests.
+"""The generator under slime: wires its parts together and imports slime while the first requests run.
 
 | who | waits for | unblocked by |
 |---|---|---|
-| a group | slime to be imported | a thread |
-| a sample | its answers | the engines, which slime pauses and updates as it likes |
+| a group | the import of slime | a thread |
+| a sample | its answers | the engines, which slime pauses and updates |
 
 The rest of the table is in `fa_rollout.generator.serving`.
-Invariant: engines are never paused, continued, updated or relabelled from here: they are slime's.
+Invariant: only slime pauses, continues, updates or relabels the engines; this generator never does.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from fa_rollout.generator.turns.versions import VersionBook
 from fa_rollout.process.own_threads import in_thread
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import num_engines, shows_samples
-from fa_rollout.slime.generation.errand import ErrandPlaces
 from fa_rollout.slime.generation.fast import EarlyStart, FastGenerate
+from fa_rollout.slime.generation.group_context import GroupSlots
 from fa_rollout.slime.generation.runner import SlimeRunner
 from fa_rollout.slime.generation.transport import Transport
 from fa_rollout.slime.generation.whole import Whole, WholeGenerate, learn_ends, whole_function
@@ -40,11 +40,11 @@ from shm import RingWriter
 from trainer_hook import messages as m
 
 _FIRST_WARNING = 16
-"""Restarts; the next warning comes at twice as many."""
+"""Restarts before the first warning; each further warning comes at twice the number."""
 
 
 class SlimeGenerator(ServingGenerator):
-    """One life of the generator under slime, after its start."""
+    """The generator under slime, after its start."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class SlimeGenerator(ServingGenerator):
         return {"slime": self._import_slime()}
 
     async def _import_slime(self) -> None:
-        """Import slime beside the requests that are under way already.
+        """Import slime while the first requests run.
 
         Raises:
-            ConfigError: it cannot be imported, in this life or any other.
+            ConfigError: it cannot be imported; a restart would not help.
         """
         try:
             slime = await in_thread(upstream.load)
@@ -121,14 +121,14 @@ class SlimeGenerator(ServingGenerator):
             raise ConfigError(f"slime must be importable where the rollout manager runs: {error}") from error
         state = await in_thread(slime.sglang_rollout.GenerateState, self._args)
         self._set_up(slime, state.tokenizer)
-        slime.sglang_rollout.GenerateState(self._args).semaphore = ErrandPlaces()
-        # torch and transformers stay for good: no collection shall walk their million objects again.
+        slime.sglang_rollout.GenerateState(self._args).semaphore = GroupSlots()
+        # torch and transformers are never freed: keep the collector from walking their million objects.
         gc.freeze()
         gc.set_threshold(20_000, 10, 1_000)  # samples and their traces are many small objects without cycles
         self._slime.set_result(slime)
 
     def _set_up(self, slime: Upstream, tokenizer: Any) -> None:
-        """Put our client where slime's is."""
+        """Replace slime's client by ours."""
         slime.http_utils._post = self._transport.post
         learn_ends(self._ends, tokenizer)
         whole = Whole(slime, tokenizer, self._ends)
@@ -141,7 +141,7 @@ class SlimeGenerator(ServingGenerator):
         slime.sample_hooks.set_current_rollout_id(self._rollout_id)
 
     def _loader(self, slime: Upstream, whole: Whole) -> Callable[[str], Any]:
-        """slime's `load_function`, as its rollouts call it: generate functions are reviewed."""
+        """Replaces slime's `load_function` in its rollouts: wraps generate functions in `whole_function`."""
 
         def load(path: str) -> Any:
             function = slime.load_function(path)
@@ -169,7 +169,7 @@ class SlimeGenerator(ServingGenerator):
             self._slime.result().sample_hooks.set_current_rollout_id(message.step)
 
     def figures(self) -> m.Pulse:
-        """Where this generator stands; warns when many answers were thrown away."""
+        """This generator's counters; warns when many answers were thrown away."""
         figures = super().figures()
         num_restarts = figures.restarts + self._runner.num_restarts
         if num_restarts >= self._warn_at:
@@ -177,12 +177,12 @@ class SlimeGenerator(ServingGenerator):
         return figures
 
     def _warn_of_restarts(self, num_restarts: int, num_answers: int) -> None:
-        """Without `--partial-rollout` answers that cannot outlast an update are thrown away each time."""
+        """Without `--partial-rollout`, each update throws away the answers that it interrupts."""
         self._warn_at = 2 * num_restarts
         text = (
-            f"{num_restarts} of {num_answers} answers ({num_restarts / num_answers:.0%}) were cut off by "
-            "an update of the weights and thrown away, since they take longer than the time between two; "
-            "with --partial-rollout they go on from the tokens that they have"
+            f"{num_restarts} of {num_answers} answers ({num_restarts / num_answers:.0%}) were interrupted by "
+            "a weight update and thrown away, because they take longer than the time between two updates; "
+            "set --partial-rollout to continue them from the tokens they have"
         )
         self._link.send(m.Warned(text=text))
 

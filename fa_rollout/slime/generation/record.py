@@ -1,7 +1,7 @@
-"""A finished group of slime's samples as a record of the ring, and what goes beside it.
+"""A finished group of slime's samples as a ring record, with the attributes that the ring does not carry.
 
-Invariant: what the actor rebuilds equals what the generator had, attribute by attribute; a sample whose lists
-do not agree with its response length is refused.
+Invariant: the rollout manager rebuilds exactly the samples that the generator had, attribute by attribute. A
+sample whose lists do not match its response length is refused.
 """
 
 from array import array
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fa_rollout.generator.records.assemble import GroupRecord, Identity, build_record
 from fa_rollout.sample import FinishReason, Sample
-from fa_rollout.slime.generation.errand import Errand
+from fa_rollout.slime.generation.group_context import GroupContext
 from fa_rollout.slime.wire import flatten
 from shm import Descriptor, Field
 from trainer_hook.messages import Commit
@@ -26,7 +26,7 @@ _FINISH = {"completed": FinishReason.STOP, "truncated": FinishReason.LENGTH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeRecord:
-    """A group ready for the ring, with its rest."""
+    """A group ready for the ring, with its other attributes in `rest`."""
 
     record: GroupRecord
     rest: bytes
@@ -44,21 +44,27 @@ class SlimeRecord:
         self.record.fill(arrays)
 
     def commit_message(self, descriptor: Descriptor, lowest_open: int) -> Commit:
-        """What the hub must know of the record, and what it passes on."""
+        """The commit for the hub, with `rest` as the payload that it forwards."""
         message = self.record.commit_message(descriptor, lowest_open)
         return msgspec.structs.replace(message, payload=self.rest)
 
 
 def slime_record(
-    group: Sequence[Any], errand: Errand, args: Any, *, rest: bytes, started_s: float, finished_s: float
+    group: Sequence[Any],
+    context: GroupContext,
+    args: Any,
+    *,
+    rest: bytes,
+    started_s: float,
+    finished_s: float,
 ) -> SlimeRecord:
-    """Lay out a group, fan-outs one sample after the other.
+    """Lay out a group, with the samples of a fan-out in sequence.
 
     Raises:
-        SampleRefused: a sample's lists do not agree.
+        SampleRefused: a sample's lists differ in length.
     """
-    assignment = errand.job.assignment
-    samples = [_sample(sample, member, errand, args) for member, sample in enumerate(flatten(group))]
+    assignment = context.job.assignment
+    samples = [_sample(sample, member, context, args) for member, sample in enumerate(flatten(group))]
     identity = Identity(
         group=assignment.group,
         attempt=assignment.attempt,
@@ -74,8 +80,8 @@ def slime_record(
     return SlimeRecord(record=build_record(samples, identity, rewards, finished_s), rest=rest)
 
 
-def _sample(sample: Any, member: int, errand: Errand, args: Any) -> Sample:
-    assignment = errand.job.assignment
+def _sample(sample: Any, member: int, context: GroupContext, args: Any) -> Sample:
+    assignment = context.job.assignment
     tokens = _ints(sample.tokens)
     num_prompt = len(tokens) - sample.response_length
     return Sample(
@@ -91,7 +97,7 @@ def _sample(sample: Any, member: int, errand: Errand, args: Any) -> Sample:
         response_ids=tokens[num_prompt:],
         logprobs=_floats(sample.rollout_log_probs, sample.response_length),
         loss_mask=_mask(sample.loss_mask, sample.response_length),
-        version_spans=_spans(sample, errand),
+        version_spans=_spans(sample, context),
         finish_reason=_FINISH.get(sample.status.value, FinishReason.ABORT),
         reward=_number(sample, args),
     )
@@ -104,7 +110,7 @@ def _ints(values: Any) -> npt.NDArray[np.int32]:
 
 
 def _floats(values: Any, length: int) -> npt.NDArray[np.float32]:
-    """Log-probabilities; zeros stand for none, which the rest tells."""
+    """Log-probabilities; zeros if there are none, which `rest` records."""
     if values is None:
         return np.zeros(length, np.float32)
     if isinstance(values, list):
@@ -116,32 +122,32 @@ def _mask(values: Any, length: int) -> npt.NDArray[np.uint8]:
     if values is None:
         return np.ones(length, np.uint8)
     if isinstance(values, list):
-        # Nearly all masks are whole, and to count is a tenth of the time that to convert takes.
+        # Nearly all masks are all ones, and counting takes a tenth of the time of converting.
         is_whole = len(values) == length == values.count(1)
         return np.ones(length, np.uint8) if is_whole else np.frombuffer(bytes(values), np.uint8)
     return np.asarray(values, np.uint8)
 
 
-def _spans(sample: Any, errand: Errand) -> list[VersionSpan]:
-    """Exact spans where our client made all tokens; else the oldest version that any answer told, for all."""
+def _spans(sample: Any, context: GroupContext) -> list[VersionSpan]:
+    """Exact spans if our client made all tokens; else one span of the oldest version in any answer."""
     length = sample.response_length
     if length == 0:
         return []
-    exact = errand.spans.get(id(sample))
+    exact = context.spans.get(id(sample))
     if exact and exact[-1].end == length:
         return exact
-    return [VersionSpan(oldest_version(sample, errand), length)]
+    return [VersionSpan(oldest_version(sample, context), length)]
 
 
-def oldest_version(sample: Any, errand: Errand) -> int:
-    """Of the answers that made a sample, as they told; unknown if one is of an engine that has the weights of
-    its start, while others were updated."""
-    versions = errand.book.follow_answers(sample.weight_versions)
-    return min(versions) if versions and errand.book.has_numbers else errand.started_version
+def oldest_version(sample: Any, context: GroupContext) -> int:
+    """The oldest version that a sample's answers reported; unknown if one came from an engine that still has
+    its initial weights while others were updated."""
+    versions = context.book.follow_answers(sample.weight_versions)
+    return min(versions) if versions and context.book.has_numbers else context.started_version
 
 
 def _number(sample: Any, args: Any) -> float:
-    """The reward for the hub's statistics; slime itself takes it from the rest, whatever it is."""
+    """The reward for the hub's statistics; slime itself reads it from `rest`, whatever its type."""
     value = sample.reward
     if isinstance(value, dict):
         value = value.get(args.reward_key) if args.reward_key else None

@@ -34,8 +34,8 @@ from fa_rollout.generator.rollouts.execution import Slot
 from fa_rollout.generator.turns.job import GroupEnding, Job
 from fa_rollout.generator.turns.turn import Turn
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.slime.generation.errand import ERRAND, Errand
 from fa_rollout.slime.generation.fast import EarlyStart
+from fa_rollout.slime.generation.group_context import GROUP_CONTEXT, GroupContext
 from fa_rollout.slime.generation.record import oldest_version, slime_record
 from fa_rollout.slime.generation.transport import PostFailed
 from fa_rollout.slime.options import Options
@@ -136,27 +136,27 @@ class SlimeRunner:
     async def _carry(self, job: Job, slot: Slot, payload: bytes) -> None:
         started_s = time.monotonic()
         ids, pickled = decode_prompt(payload)
-        errand = Errand(
+        context = GroupContext(
             job=job,
-            place=lambda: slot(job),
+            slot=lambda: slot(job),
             depart=self._depart,
             prompt_ids=ids,
             book=self._book,
             started_version=self._book.published,
             deadline=self._deadline(),
         )
-        ERRAND.set(errand)
+        GROUP_CONTEXT.set(context)
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                early = self._begin(errand, tasks)
+                early = self._begin(context, tasks)
                 slime = await asyncio.shield(self._slime)
-                group = await self._roll_out(slime, pickled, errand, early)
+                group = await self._roll_out(slime, pickled, context, early)
         self.num_samples += len(group)
         if await run_user_code("filter", lambda: self._drops(slime, job, group), passes=(EndlessRejection,)):
             return
         record = slime_record(
             group,
-            errand,
+            context,
             self._args,
             rest=encode_rest(group, self._directory),
             started_s=started_s,
@@ -164,36 +164,36 @@ class SlimeRunner:
         )
         await self._outbox.put(record)
 
-    def _begin(self, errand: Errand, tasks: asyncio.TaskGroup) -> list["asyncio.Task[Turn]"]:
+    def _begin(self, context: GroupContext, tasks: asyncio.TaskGroup) -> list["asyncio.Task[Turn]"]:
         """Turns of all samples, begun at once, while slime is not there yet and is not needed for them."""
-        if self._early is None or self._slime.done() or not len(errand.prompt_ids):
+        if self._early is None or self._slime.done() or not len(context.prompt_ids):
             return []
         return [
-            tasks.create_task(self._early.turn(errand, member))
+            tasks.create_task(self._early.turn(context, member))
             for member in range(self._args.n_samples_per_prompt)
         ]
 
     async def _roll_out(
-        self, slime: Upstream, pickled: bytes, errand: Errand, early: Sequence["asyncio.Task[Turn]"]
+        self, slime: Upstream, pickled: bytes, context: GroupContext, early: Sequence["asyncio.Task[Turn]"]
     ) -> list[Any]:
         """All members done: slime's own way through generate, hooks and rewards, as often as it takes."""
         group: list[Any] = pickle.loads(pickled)
-        errand.prompt = group[0].prompt
-        errand.begun = {id(sample): turn for sample, turn in zip(group, early, strict=False)}
+        context.prompt = group[0].prompt
+        context.begun = {id(sample): turn for sample, turn in zip(group, early, strict=False)}
         run = slime.sglang_rollout.generate_and_rm_group
         for round_number in range(MAX_ROUNDS):
             state = slime.sglang_rollout.GenerateState(self._args)
             params = state.sampling_params.copy()
-            with self._calling(errand):
+            with self._calling(context):
                 made = await run_user_code(
                     "slime",
                     functools.partial(run, self._args, group, params, evaluation=False),
-                    deadline=errand.deadline,
+                    deadline=context.deadline,
                     passes=(SampleFailed, ClientError, PostFailed),
                 )
             group = self._whole(made)
             aborted = [member for member, made in enumerate(group) if _is_aborted(slime, made)]
-            lost = [member for member, made in enumerate(group) if _is_of_unknown_version(errand, made)]
+            lost = [member for member, made in enumerate(group) if _is_of_unknown_version(context, made)]
             if not aborted and not lost:
                 return group
             self._renew(group, aborted, lost, pickled)
@@ -203,10 +203,10 @@ class SlimeRunner:
             "between weight updates, which --partial-rollout bears"
         )
 
-    def _calling(self, errand: Errand) -> AbstractContextManager[None]:
+    def _calling(self, context: GroupContext) -> AbstractContextManager[None]:
         """A generate function of the user's may find no end; slime's own asks once."""
         is_own = self._args.custom_generate_function_path is not None
-        return errand.job.calling(errand.deadline) if is_own else nullcontext()
+        return context.job.calling(context.deadline) if is_own else nullcontext()
 
     def _deadline(self) -> Deadline:
         rule = f"it asked no engine for {self._idle_s:g} s (fa_rollout_idle_timeout_s)"
@@ -270,8 +270,8 @@ class SlimeRunner:
         return GroupEnding(outcome=Settlement.RETURNED, reason=text)
 
 
-def _is_of_unknown_version(errand: Errand, made: Any) -> bool:
-    return any(oldest_version(sample, errand) == UNKNOWN_VERSION for sample in flatten([made]))
+def _is_of_unknown_version(context: GroupContext, made: Any) -> bool:
+    return any(oldest_version(sample, context) == UNKNOWN_VERSION for sample in flatten([made]))
 
 
 def _is_aborted(slime: Upstream, made: Any) -> bool:

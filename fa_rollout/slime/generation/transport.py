@@ -22,7 +22,7 @@ from fa_rollout.client.base.policy import classify_status
 from fa_rollout.client.engine.network import key_hint, read_body, read_start
 from fa_rollout.client.wire.verdict import status_of
 from fa_rollout.generator.turns.versions import VersionBook
-from fa_rollout.slime.generation.errand import engines_at_work
+from fa_rollout.slime.generation.group_context import engines_at_work
 from trainer_hook.record import UNKNOWN_VERSION
 
 logger = logging.getLogger(__name__)

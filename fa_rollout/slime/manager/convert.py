@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fa_rollout.slime import upstream
-from fa_rollout.slime.manager.shipped import ShippedTensor
+from fa_rollout.slime.manager.ray_tensor import RayTensor
 
 _NORMALIZED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _DIVIDED = ("grpo", "gspo", "cispo")
@@ -42,7 +42,7 @@ def convert(args: Any, samples: list[Any]) -> dict[str, Any]:
         "truncated": [int(sample.status == truncated) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
         "rollout_ids": rollout_ids,
-        "loss_masks": [ShippedTensor.over(mask) for mask in masks],
+        "loss_masks": [RayTensor.over(mask) for mask in masks],
         "rollout_mask_sums": _mask_sums(rollout_ids, masks),
     }
     data |= _optional(args, samples)
@@ -112,8 +112,8 @@ def _column(values: Any, code: str, dtype: Any) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values
     if isinstance(values, list):
-        return ShippedTensor.over(np.frombuffer(array(code, values), dtype))
-    return ShippedTensor.over(np.asarray(values, dtype))
+        return RayTensor.over(np.frombuffer(array(code, values), dtype))
+    return RayTensor.over(np.asarray(values, dtype))
 
 
 def _optional(args: Any, samples: list[Any]) -> dict[str, Any]:

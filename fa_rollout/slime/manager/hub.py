@@ -1,10 +1,10 @@
-"""The run's hub as the manager holds it: a child process, an inherited channel, and a place as the only rank.
+"""The run's hub as a child of slime's rollout manager, which is attached to it as the only rank.
 
-Invariant: it ends with this process, however that ends: closed in order at exit, else by the hub's own watch.
+Invariant: the hub ends with this process: it is closed at exit, and if this process is killed, the hub
+notices and exits.
 """
 
 import atexit
-import logging
 import os
 import select
 import signal
@@ -23,11 +23,9 @@ from trainer_hook import messages as m
 from trainer_hook.errors import HubLost
 from trainer_hook.hook import TrainerHook
 
-logger = logging.getLogger(__name__)
-
 START_DEADLINE_S = 60.0
 SILENCE_LIMIT_S = 30.0
-"""A hub that answers nothing for so long, while somebody waits for it, stands still."""
+"""A hub that does not answer for this long while the manager waits is killed."""
 _TICK_S = 1.0
 _GRACE_S = 2.0
 
@@ -41,14 +39,14 @@ class HubChild:
         """Returns when the hub listens, and this process is attached as its rank.
 
         Raises:
-            HubLost: it did not come up; the text says why, as far as it could tell.
+            HubLost: it did not start; the text says why, if known.
         """
         self._pid = os.getpid()
         self._directory, self._output = directory, output
         self._hook: TrainerHook | None = None
         self._heartbeat = Heartbeat()
         names = RunNames()
-        # Functions are found by path in the children wherever they are found here.
+        # Children must be able to import the same functions by path as this process.
         environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self._child, self._channel = start_hub(
             tree, names, directory, output, plugin=plugin, environment=environment
@@ -68,30 +66,32 @@ class HubChild:
     def _address(self) -> str:
         deadline_s = time.monotonic() + START_DEADLINE_S
         while True:
-            for message in self.hear():
+            for message in self.read():
                 if isinstance(message, m.HubReady):
                     return message.address
                 if isinstance(message, m.RunEnded):
-                    raise HubLost(f"the hub must start, found {message.text}")
+                    raise HubLost(f"the hub failed to start: {message.text}")
             if self._child.exit_code is not None:
-                raise HubLost(f"the hub must start, it ended with code {self._child.exit_code}; see its log")
+                raise HubLost(
+                    f"the hub failed to start: it exited with code {self._child.exit_code}; see its log"
+                )
             if time.monotonic() > deadline_s:
-                raise HubLost(f"the hub must listen within {START_DEADLINE_S:.0f} s; see its log")
+                raise HubLost(f"the hub did not listen within {START_DEADLINE_S:.0f} s; see its log")
             self.wait(_TICK_S)
 
     def send(self, message: m.Message) -> None:
-        """Queue a message; what the hub does not take at once goes with the next `hear`."""
+        """Queue a message; the part that the socket does not accept is sent by the next `read`."""
         if not self._channel.is_closed:
             self._channel.queue(m.encode(message))
             self._channel.flush()
 
-    def hear(self) -> list[m.Message]:
-        """What the hub said; nothing once it is gone, which the hook tells.
+    def read(self) -> list[m.Message]:
+        """Messages of the hub; empty once it has exited, which the hook reports.
 
         Raises:
-            HubLost: it stood still, and was ended.
+            HubLost: it did not answer, and was killed.
         """
-        self._ask_whether_it_lives()
+        self._check_heartbeat()
         try:
             self._channel.flush()
             messages = [m.decode(payload) for payload in self._channel.read_ready()]
@@ -101,22 +101,21 @@ class HubChild:
             self._heartbeat.answered()
         return [message for message in messages if not isinstance(message, m.Pong)]
 
-    def _ask_whether_it_lives(self) -> None:
-        """A hub that stands still has no other sign."""
+    def _check_heartbeat(self) -> None:
+        """Kill a hub that hangs: its pidfd does not show that."""
         if self._hook is None or self._channel.is_closed:
             return
         if self._heartbeat.is_due(time.monotonic()):
             self._channel.queue(m.encode(m.Ping(number=0)))
         if self._heartbeat.silent_s > SILENCE_LIMIT_S and self._child.exit_code is None:
-            logger.error("event=hub_silent limit_s=%.0f pid=%d", SILENCE_LIMIT_S, self._child.pid)
             self._child.signal(signal.SIGKILL)
             raise HubLost(
-                f"the hub (process {self._child.pid}) must answer while the manager waits; it answered "
-                f"nothing for {SILENCE_LIMIT_S:.0f} s and was ended: somebody stopped it, or memory is short"
+                f"the hub (process {self._child.pid}) did not answer for {SILENCE_LIMIT_S:.0f} s and was "
+                "killed; check whether it was stopped, or the machine is out of memory"
             )
 
     def wait(self, timeout_s: float) -> None:
-        """Until the hub says something, on either socket, or ends; at most so long."""
+        """Wait until the hub sends a message on either socket, or exits, or the timeout has passed."""
         poll = select.poll()
         events = select.POLLIN | (select.POLLOUT if self._channel.wants_write else 0)
         poll.register(self._channel.fileno(), events)
@@ -127,7 +126,7 @@ class HubChild:
         poll.poll(timeout_s * 1000)
 
     def close(self) -> None:
-        """End hub and generator and give back the folder; idempotent, and nothing in a forked child."""
+        """End hub and generator and remove the run directory; idempotent, no effect in a forked child."""
         if os.getpid() != self._pid or self._channel.is_closed:
             return
         atexit.unregister(self.close)

@@ -1,7 +1,7 @@
 """Prompts on their way from slime's data source to the hub.
 
-Invariant: prompts are taken by the thread that calls, in the order of the groups' numbers, and each is kept
-until its group is delivered or is settled otherwise: what is kept is exactly what a restart must give again.
+Invariant: prompts are taken on the calling thread, in the order of the groups' numbers, and each is kept
+until its group is delivered or settled: the kept prompts are exactly those that a restart must repeat.
 """
 
 import pickle
@@ -23,8 +23,8 @@ class Prompts:
     ) -> None:
         """
         Args:
-            encode_ids: the prompt's ids of a group whose samples share it; empty where slime must find them.
-            first: pickled groups to be given before any new one.
+            encode_ids: ids of the prompt that a group's samples share; empty if slime must encode it.
+            first: pickled groups to deliver before any new group.
         """
         self._data_source = data_source
         self._encode_ids = encode_ids
@@ -34,7 +34,7 @@ class Prompts:
         """Groups that got a number."""
 
     def take(self, num_groups: int) -> list[bytes]:
-        """Payloads of the next groups; fewer where the data source gives fewer."""
+        """Payloads of the next groups; fewer if the data source returns fewer."""
         groups = [pickle.loads(self._first.popleft()) for _ in range(min(num_groups, len(self._first)))]
         if num_groups > len(groups):
             groups += self._data_source.get_samples(num_groups - len(groups))
@@ -46,7 +46,7 @@ class Prompts:
         return encode_prompt(self._kept[self.num_taken - 1], self._encode_ids(group))
 
     def settle(self, group: int) -> bytes:
-        """The group is delivered, or gone for good; its prompts as they were taken."""
+        """Drop a group that was delivered or settled; returns its prompts as they were taken."""
         return self._kept.pop(group)
 
     def outstanding(self) -> list[bytes]:
@@ -55,7 +55,7 @@ class Prompts:
 
 
 class Stock:
-    """How many prompts to feed beyond what the hub can use now: rejections between two calls open credits."""
+    """How many surplus prompts to feed: the hub replaces rejected groups between two calls."""
 
     def __init__(self, least: int) -> None:
         self._least = least
@@ -66,10 +66,10 @@ class Stock:
         self._rejections[-1] += 1
 
     def next_call(self) -> None:
-        """A call of the rollout function begins."""
+        """A call of the rollout function starts."""
         self._rejections.append(0)
 
     @property
     def size(self) -> int:
-        """Twice the most rejections of a call, of late."""
+        """Twice the most rejections in one of the last calls."""
         return max(self._least, 2 * max(self._rejections))

@@ -1,4 +1,4 @@
-"""slime's rollout function: what `fa_rollout.entry` calls.
+"""slime's rollout function, called by `fa_rollout.entry`.
 
 In: slime's arguments, a rollout id, the data source. Out: slime's own output types.
 Invariant: one run per process and arguments; it is started by the first training call.
@@ -17,11 +17,11 @@ _run: SlimeRun | None = None
 
 
 def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """The groups of a training rollout, or slime's own evaluation beside the rollouts that go on.
+    """The groups of a training rollout, or slime's own evaluation while rollouts continue.
 
     Raises:
-        ConfigError: slime's arguments ask for what cannot be done.
-        HookError: the run was given up; the text has the generator's traceback.
+        ConfigError: slime's arguments are not supported.
+        HookError: the run failed; the text has the generator's traceback.
     """
     if evaluation:
         return upstream.evaluate(args, rollout_id, data_source)
@@ -45,7 +45,9 @@ def close() -> None:
 def _run_for(args: Any, rollout_id: int, data_source: Any) -> SlimeRun:
     global _run
     if args is None:
-        raise ConfigError("fa_rollout.entry needs slime's arguments: they name the engines, found None")
+        raise ConfigError(
+            "fa_rollout.entry was called with args = None; pass slime's arguments, which name the engines"
+        )
     if _run is not None and _run.args is not args:
         close()
     if _run is None:
@@ -61,4 +63,4 @@ def _call_hooks(args: Any, made: SlimeRollout, data_source: Any) -> None:
         others = [pickle.loads(group.payload) for group in made.departed if group.payload]
         everything = sorted([*made.groups, *others], key=first_index)
         process = upstream.load_function(args.rollout_all_samples_process_path)
-        process(args, everything, data_source.get_samples)  # slime gives this method, too
+        process(args, everything, data_source.get_samples)  # slime passes this method, too

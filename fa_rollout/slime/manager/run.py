@@ -1,12 +1,12 @@
-"""One training's rollouts, as slime's rollout manager holds them.
+"""The rollouts of one training run, in slime's rollout manager.
 
 | who | waits for | at most | unblocked by |
 |---|---|---|---|
-| the manager, in a call | a batch | `fa_rollout_stall_s` | `Batch`, an error, the hub's death |
-| the hub | prompts | | `Feed`, at any moment of a call |
+| the manager, in a call | a batch | `fa_rollout_stall_s` | `Batch`, an error, the hub's exit |
+| the hub | prompts | | `Feed`, at any time during a call |
 
-Invariant: prompts are taken from the data source on the calling thread alone, so that they cannot race with
-slime's saves; every prompt taken is delivered once, told as filtered, or kept for the next life.
+Invariant: prompts are taken from the data source on the calling thread only, so they cannot race with slime's
+saves. Every prompt taken is delivered once, reported as filtered, or kept for the next start.
 """
 
 import logging
@@ -25,7 +25,7 @@ from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory
 from fa_rollout.slime import upstream
 from fa_rollout.slime.arguments import check_arguments, config_tree, num_rollouts, update_interval
-from fa_rollout.slime.manager import sidecar
+from fa_rollout.slime.manager import prompt_checkpoint
 from fa_rollout.slime.manager.hub import HubChild
 from fa_rollout.slime.manager.prompts import Prompts, Stock
 from fa_rollout.slime.manager.samples import rebuild
@@ -48,23 +48,23 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeRollout:
-    """What one call brought."""
+    """The result of one call."""
 
     groups: list[Any]
     """Lists of samples, or of lists of samples after a fan-out; sorted by sample index."""
     departed: list[m.Departed]
-    """Groups that ended otherwise since the last call."""
+    """Groups that ended without being delivered since the last call."""
     figures: dict[str, float]
 
 
 class SlimeRun:
-    """The rollouts of one life of the trainer."""
+    """The rollouts from one start of the trainer to its exit."""
 
     def __init__(self, args: Any, options: Options, data_source: Any, first_step: int) -> None:
         """
         Raises:
-            ConfigError: the arguments ask for what cannot be done.
-            HubLost: the hub did not come up.
+            ConfigError: slime's arguments are not supported.
+            HubLost: the hub did not start.
         """
         check_arguments(args)
         self.args = args
@@ -72,7 +72,9 @@ class SlimeRun:
         self._data_source = data_source
         self._clock = VersionClock(first_step=first_step, interval=update_interval(args))
         self._tokenizer: Any = None
-        kept = sidecar.undelivered(args.load, first_step, sidecar.position_of(data_source))
+        kept = prompt_checkpoint.undelivered(
+            args.load, first_step, prompt_checkpoint.position_of(data_source)
+        )
         self._prompts = Prompts(data_source, encode_ids=self._encode_ids, first=kept)
         has_filter = args.dynamic_sampling_filter_path is not None
         oversampling = int(args.over_sampling_batch_size or args.rollout_batch_size)
@@ -106,14 +108,14 @@ class SlimeRun:
         """The groups of a rollout.
 
         Raises:
-            GeneratorFailed: with the traceback of what ended the run.
+            GeneratorFailed: with the traceback of the error that ended the run.
             HubLost, Stalled, EndOfData: as `TrainerHook.next_batch` does.
         """
         self._stock.next_call()
         self._announce(rollout_id)
         started_s = time.monotonic()
         while not self._hub.hook.is_batch_ready():
-            self._hear()
+            self._read()
             self._feed()
             self._hub.wait(_TICK_S)
         waited_s = time.monotonic() - started_s
@@ -121,7 +123,7 @@ class SlimeRun:
             keys, groups = self._take(batch)
             figures = self._figures(rollout_id, batch) | {"fa_rollout/wait_s": waited_s}
         delivered = [self._prompts.settle(group) for group, _ in keys]
-        self._write_sidecar(rollout_id, delivered)
+        self._write_checkpoint(rollout_id, delivered)
         departed, self._departed = self._departed, []
         return SlimeRollout(groups=groups, departed=departed, figures=figures | _reasons(departed))
 
@@ -129,7 +131,7 @@ class SlimeRun:
         self._hub.send(
             m.Announce(
                 step=rollout_id,
-                version=self._clock.trained_by(rollout_id) - 1,  # the hub's bound is one less, too
+                version=self._clock.trained_by(rollout_id) - 1,  # the hub's staleness limit is one less, too
                 held=self._clock.held_at(rollout_id),
             )
         )
@@ -143,12 +145,15 @@ class SlimeRun:
         return list(records), sorted(groups, key=first_index)
 
     def _payload(self, key: Key) -> bytes:
-        """What came along with a record; it was sent before the batch, over another socket."""
+        """The other attributes of a group; sent before the batch, over another socket."""
         deadline_s = time.monotonic() + _PAYLOAD_DEADLINE_S
         while key not in self._payloads:
             if time.monotonic() > deadline_s:
-                raise HubLost(f"the rest of group {key[0]}, attempt {key[1]}, must come with its record")
-            self._hear()
+                raise HubLost(
+                    f"the hub must send the samples of group {key[0]}, attempt {key[1]}; "
+                    f"nothing arrived for {_PAYLOAD_DEADLINE_S:.0f} s"
+                )
+            self._read()
             if key not in self._payloads:
                 self._hub.wait(_TICK_S)
         return self._payloads.pop(key)
@@ -156,17 +161,22 @@ class SlimeRun:
     def _figures(self, rollout_id: int, batch: Batch) -> dict[str, float]:
         versions = [span.version for sample in batch.samples for span in sample.version_spans]
         if self._clock.saw(max(versions), rollout_id):
-            logger.warning("event=versions_ahead rollout_id=%d newest=%d", rollout_id, max(versions))
+            logger.warning(
+                "rollout %d has tokens of weight version %d, newer than slime's order of calls implies; "
+                "staleness is counted from that version",
+                rollout_id,
+                max(versions),
+            )
         return {"fa_rollout/staleness": float(self._clock.trained_by(rollout_id) - min(versions))}
 
-    def _write_sidecar(self, rollout_id: int, delivered: list[bytes]) -> None:
+    def _write_checkpoint(self, rollout_id: int, delivered: list[bytes]) -> None:
         if self.args.save is None:
             return
-        sidecar.write(
+        prompt_checkpoint.write(
             self.args.save,
             rollout_id,
-            sidecar.Sidecar(
-                position=sidecar.position_of(self._data_source),
+            prompt_checkpoint.PromptCheckpoint(
+                position=prompt_checkpoint.position_of(self._data_source),
                 delivered=delivered,
                 outstanding=self._prompts.outstanding(),
                 lineage=self._hub.hook.lineage,
@@ -176,7 +186,7 @@ class SlimeRun:
     # --- prompts ----------------------------------------------------------------------------------
 
     def _feed(self) -> None:
-        """Give the hub the prompts that it can use, and the stock."""
+        """Send the hub the prompts that it can use, and the surplus."""
         missing = self._wanted + self._stock.size - self._prompts.num_taken
         if self._wanted and missing > 0:
             payloads = self._prompts.take(missing)
@@ -184,7 +194,7 @@ class SlimeRun:
                 self._hub.send(m.Feed(payloads=payloads))
 
     def _encode_ids(self, group: Sequence[Any]) -> list[int]:
-        """Ids of the prompt that a group shares; empty where slime itself must find them."""
+        """Ids of the prompt that a group shares; empty if slime itself must encode it."""
         first = group[0]
         is_plain = all(s.prompt == first.prompt and _is_plain(s) for s in group)
         if not is_plain or not isinstance(first.prompt, str):
@@ -194,8 +204,8 @@ class SlimeRun:
         ids: list[int] = self._tokenizer.encode(first.prompt, add_special_tokens=False)
         return ids
 
-    def _hear(self) -> None:
-        for message in self._hub.hear():
+    def _read(self) -> None:
+        for message in self._hub.read():
             match message:
                 case m.Wanted():
                     self._wanted = message.num_groups
@@ -209,13 +219,13 @@ class SlimeRun:
 
 
 def _is_plain(sample: Any) -> bool:
-    """Whether nothing but its prompt says what is to be sent."""
-    of_its_own = getattr(sample, "generate_function_path", None)
-    return not sample.tokens and not sample.multimodal_inputs and of_its_own is None
+    """Whether its prompt alone determines the request."""
+    own_function = getattr(sample, "generate_function_path", None)
+    return not sample.tokens and not sample.multimodal_inputs and own_function is None
 
 
 def first_index(group: Sequence[Any]) -> int:
-    """What slime sorts groups by."""
+    """The index that slime sorts groups by."""
     return int(flatten(group[:1])[0].index)
 
 

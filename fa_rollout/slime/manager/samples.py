@@ -1,4 +1,4 @@
-"""slime's samples again, from a group's record in the ring and the rest that came beside it."""
+"""Rebuilds slime's samples from a group's record in the ring and its other attributes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from trainer_hook.batches.sample import Sample
 
 
 def rebuild(rest: bytes, records: Sequence[Sample], *, arrays: bool) -> list[Any]:
-    """A group as slime's functions left it in the generator: samples, or lists of samples after a fan-out.
+    """A group as slime's functions returned it in the generator: samples, or lists of samples for a fan-out.
 
     Args:
         rest: the payload of the group's commit.
@@ -32,7 +32,7 @@ def _fill(sample: Any, record: Sample, *, arrays: bool) -> None:
     else:
         state.setdefault("tokens", columns.tokens.tolist())
         state.setdefault("rollout_log_probs", columns.logprobs.tolist())
-    # A list in either case: slime's metrics add masks up by `sum`, which is ten times as slow over an array.
+    # Always a list: slime's metrics add masks up with `sum`, which is ten times slower on an array.
     if "loss_mask" not in state:
         mask = columns.loss_mask
         state["loss_mask"] = [1] * len(mask) if mask.all() else mask.tolist()

@@ -1,15 +1,15 @@
-"""What slime's checkpoint does not keep: prompts that were taken from the data source and not trained yet.
+"""Checkpoint of the prompts that slime's own omits: taken from the data source and not trained yet.
 
-Written as each call of the rollout function ends, beside slime's own state of the data source, and read by
-the first call after a restart. `train_async` saves step k after the call for k + 1 has ended, `train.py`
-before; which of the two it was shows in the position of the data source that slime has loaded:
+Written at the end of each call of the rollout function, next to slime's state of the data source, and read by
+the first call after a restart. `train_async` saves step k after the call for k + 1, `train.py` before it; the
+position of the data source that slime has loaded shows which:
 
-| the data source stands where it stood at the end of | undelivered is |
+| the data source is at its position at the end of | undelivered prompts |
 |---|---|
-| the call that is made now (k + 1, before the restart) | what it left over, and what it delivered |
-| the call before (k) | what it left over |
+| the call for k + 1, made before the restart | those it left over, and those it delivered |
+| the call for k | those it left over |
 
-Invariant: a file is whole or not there; only files of this run's own folder are read.
+Invariant: a file is complete or absent; only files in this run's own folder are read.
 """
 
 import logging
@@ -29,41 +29,41 @@ _FIELDS = ("epoch_id", "sample_group_index", "sample_index", "sample_offset")
 _NAME = re.compile(r"fa_rollout_(\d+)\.[0-9a-f]{8}\.pkl")
 _STATE = "global_dataset_state_dict_{}.pt"
 _LATEST = 3
-"""Sidecars that are kept though no state of slime's belongs to them."""
+"""The latest files are kept even if they match no state of slime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sidecar:
+class PromptCheckpoint:
     """The prompts of one call."""
 
     position: Position
-    """Of the data source as the call ended."""
+    """Of the data source at the end of the call."""
     delivered: list[bytes]
-    """Pickled groups, as they were taken from the data source."""
+    """Pickled groups, as taken from the data source."""
     outstanding: list[bytes]
     lineage: str
-    """Of the weight versions of that life; slime counts them from 1 again in the next one."""
+    """Of the weight versions; slime counts them from 1 again after a restart."""
 
 
 def position_of(data_source: Any) -> Position:
-    """Where a data source stands, by slime's own counters; for other sources all None."""
+    """Position of a data source, by slime's counters; all None for other sources."""
     return tuple(getattr(data_source, name, None) for name in _FIELDS)
 
 
-def write(save: str, rollout_id: int, sidecar: Sidecar) -> None:
-    """Write the sidecar of a call, and remove those that no state of slime's belongs to any more."""
+def write(save: str, rollout_id: int, checkpoint: PromptCheckpoint) -> None:
+    """Write the prompt checkpoint of a call, and remove those that match no state of slime."""
     folder = Path(save, "rollout")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _name(rollout_id, sidecar.position)
+    path = folder / _name(rollout_id, checkpoint.position)
     draft = path.with_suffix(f".{os.getpid()}")
-    fields = (sidecar.position, sidecar.delivered, sidecar.outstanding, sidecar.lineage)
+    fields = (checkpoint.position, checkpoint.delivered, checkpoint.outstanding, checkpoint.lineage)
     draft.write_bytes(pickle.dumps(fields, pickle.HIGHEST_PROTOCOL))
     draft.replace(path)
     _prune(folder, rollout_id)
 
 
 def undelivered(load: str | None, rollout_id: int, position: Position) -> list[bytes]:
-    """Groups to be given again by the first call of a life, made for `rollout_id`."""
+    """Groups that the first call after a restart, for `rollout_id`, must deliver again."""
     if load is None or rollout_id == 0:
         return []
     now, before = (_read(load, number, position) for number in (rollout_id, rollout_id - 1))
@@ -73,26 +73,27 @@ def undelivered(load: str | None, rollout_id: int, position: Position) -> list[b
         return before.outstanding
     if any(Path(load, "rollout").glob("fa_rollout_*.pkl")):
         logger.warning(
-            "event=sidecar_unused rollout_id=%d text=%s",
+            "no fa_rollout_*.pkl in %s/rollout matches the data source's position %s (rollout %d): prompts "
+            "that were in progress at the checkpoint are not repeated",
+            load,
+            position,
             rollout_id,
-            f"the data source stands at {position}, and no fa_rollout_*.pkl in {load}/rollout was written "
-            "there: prompts that were under way at the checkpoint are not given again",
         )
     return []
 
 
 def _name(rollout_id: int, position: Position) -> str:
-    """Two lives that resume from one checkpoint must not take the other's file away, so it names both."""
+    """Includes the position, so that runs resumed from one checkpoint do not replace each other's file."""
     return f"fa_rollout_{rollout_id}.{zlib.crc32(repr(position).encode()):08x}.pkl"
 
 
-def _read(load: str, rollout_id: int, position: Position) -> Sidecar | None:
+def _read(load: str, rollout_id: int, position: Position) -> PromptCheckpoint | None:
     path = Path(load, "rollout", _name(rollout_id, position))
     if not path.exists():
         return None
     found, delivered, outstanding, lineage = pickle.loads(path.read_bytes())
     assert found == position, "a file's name is made of its position"
-    return Sidecar(position=found, delivered=delivered, outstanding=outstanding, lineage=lineage)
+    return PromptCheckpoint(position=found, delivered=delivered, outstanding=outstanding, lineage=lineage)
 
 
 def _prune(folder: Path, newest: int) -> None:
@@ -107,5 +108,5 @@ def _prune(folder: Path, newest: int) -> None:
 
 
 def _states(number: int) -> Sequence[int]:
-    """The states of slime's that a sidecar may belong to."""
+    """The states of slime that a prompt checkpoint may belong to."""
     return number - 1, number
