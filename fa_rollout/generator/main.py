@@ -3,8 +3,8 @@
 In: an inherited channel whose first frame is the run (`{"run": ..., "config": ...}`, JSON) and whose second
 is `Resume`, and the inherited ring. Out: messages and records, until one of the causes in `life` ends it.
 
-Invariant: what the user has to change is told as `GaveUp`, in one sentence; any other fault is told as
-`Warned` and ends this life only, for the hub to start the next one.
+Invariant: an error that the user must fix is sent as `GaveUp`, in one sentence. Any other error is sent as
+`Warned` and ends this process only; the hub starts the next one.
 """
 
 import argparse
@@ -44,11 +44,11 @@ EXIT_GAVE_UP = 3
 
 
 Open = Callable[[HubLink, int, Life, AsyncExitStack], Coroutine[Any, Any, ServingGenerator]]
-"""(hub, ring, life, what closes the parts) to a generator; reads the hub's first two frames."""
+"""(hub, ring, life, exit stack of the parts) -> generator; reads the hub's first two frames."""
 
 
 def main(open_loop: Open | None = None) -> int:
-    """Run one life; returns the exit code. `open_loop`: a generator of another package."""
+    """Run the generator's process and return the exit code. `open_loop`: for another package's generator."""
     parser = argparse.ArgumentParser(prog="python -m fa_rollout.generator", description="Started by the hub.")
     for option in ("--channel-fd", "--ring-fd", "--parent-pid"):
         parser.add_argument(option, type=int, required=True)
@@ -67,7 +67,7 @@ def main(open_loop: Open | None = None) -> int:
 
 
 def leave(run: Callable[[], int]) -> None:
-    """End the process with what `run` returns, without waiting for threads in which user code hangs."""
+    """Exit the process with the code that `run` returns, without waiting for hanging threads of user code."""
     code = 1
     try:
         code = run()
@@ -82,7 +82,7 @@ def leave(run: Callable[[], int]) -> None:
 
 
 async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open) -> int:
-    """Work until an end is asked for, and tell the hub of any other one."""
+    """Work until asked to end; report any other end to the hub."""
     life = Life(parent_pid)
     link = HubLink(channel, life)
     with life.watching(), contextlib.closing(link):
@@ -92,13 +92,13 @@ async def _live(channel: Channel, ring_fd: int, parent_pid: int, open_loop: Open
             await _tell(link, GaveUp(error=type(error).__name__, text=tellable(str(error))))
             return EXIT_GAVE_UP
         except Exception as error:
-            await _tell(link, Warned(text=f"the generator fails: {traced(error)}"))
+            await _tell(link, Warned(text=f"the generator failed: {traced(error)}"))
             raise
     return end.exit_code
 
 
 async def _work(link: HubLink, ring_fd: int, life: Life, open_loop: Open) -> End:
-    """Open the parts, serve; an end that comes while parts are still opened cancels that."""
+    """Open the parts and serve; an end during opening cancels it."""
     heart = Heart(link.send)
     with first_error():
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
@@ -113,9 +113,9 @@ async def _work(link: HubLink, ring_fd: int, life: Life, open_loop: Open) -> End
 
 
 def _settle_memory() -> None:
-    """Collect seldom: with thousands of requests in flight a full collection holds the loop for over 0.2 s.
+    """Collect rarely: with thousands of requests in flight a full collection blocks the loop for over 0.2 s.
 
-    What is open by now stays for good and is not looked at again; requests leave no reference cycles.
+    Objects that exist now are permanent and are excluded; requests create no reference cycles.
     """
     gc.freeze()
     gc.set_threshold(2_000, 10, 1_000)
@@ -133,7 +133,7 @@ async def _open(link: HubLink, ring_fd: int, life: Life, stack: AsyncExitStack) 
 
 
 async def _tell(link: HubLink, message: Message) -> None:
-    """A spare that fails ends without a word: the next life will find out what is wrong."""
+    """Send a message before exiting. A failing spare sends nothing: the next process reports the error."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             await link.resumed()

@@ -1,1 +1,1 @@
-"""What every part of the generator stands on: tasks, holds, slots, the link to the hub."""
+"""Shared base of the generator: tasks, gates, slots, the link to the hub."""

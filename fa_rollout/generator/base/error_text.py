@@ -1,4 +1,4 @@
-"""Text of errors on its way to the hub: user code, files and engines put anything into it."""
+"""Makes error texts safe to send to the hub: user code, files and engines may put anything into them."""
 
 import traceback
 
@@ -6,9 +6,9 @@ _MAX_CHARS = 8000
 
 
 def tellable(text: str) -> str:
-    """The text as a message can carry it: valid Unicode, and so long that nobody is held up by it.
+    """The text as valid Unicode of limited length, for a message.
 
-    Of a long one the start is kept, which says what it is, and the end, where a traceback names its cause.
+    Of a long text the start is kept, which names the error, and the end, where a traceback names its cause.
     """
     if len(text) > _MAX_CHARS:
         half = _MAX_CHARS // 2
@@ -17,5 +17,5 @@ def tellable(text: str) -> str:
 
 
 def traced(error: BaseException) -> str:
-    """Type, text and traceback, tellable."""
+    """Type, text and traceback of an exception, through `tellable`."""
     return tellable("".join(traceback.format_exception(error)).strip())

@@ -1,11 +1,11 @@
-"""Why a sample, and with it its group, cannot become a record."""
+"""Errors that fail a sample and its group."""
 
 from shm.errors import FaRolloutError
 
 
 class SampleFailed(FaRolloutError, RuntimeError):
-    """A sample that cannot be made: its group ends as failed. The text: a short kind, a colon, the facts."""
+    """A sample cannot be made; its group fails. Text: a short kind, a colon, the facts."""
 
 
 class SampleRefused(SampleFailed, ValueError):
-    """A sample whose fields contradict each other or hold no truth; the text names the field."""
+    """A sample's fields are invalid or contradict each other; the text names the field."""

@@ -1,6 +1,6 @@
-"""Frames of a log, in memory that is used again: fresh pages cost more than the encoding.
+"""Frames of a log in reused memory: allocating new pages costs more than encoding.
 
-In: values. Out: chunks of whole frames, to be written and given back. Invariant: a frame is in one chunk.
+In: values. Out: chunks of whole frames, to be written and then returned. Invariant: a frame is in one chunk.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _MAX_SPARE = 4
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Some frames."""
+    """A buffer of whole frames."""
 
     data: bytearray
     end: int = 0
@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Frames:
-    """Those that are not written yet."""
+    """Frames that are not written yet."""
 
     encoder: msgspec.msgpack.Encoder
     num_bytes: int = 0
@@ -40,7 +40,7 @@ class Frames:
         """Append a frame.
 
         Raises:
-            TypeError, ValueError, OverflowError: it cannot be encoded; nothing is appended.
+            TypeError, ValueError, OverflowError: the value cannot be encoded; nothing is appended.
         """
         self.encoder.encode_into(value, self._scratch)
         length = LENGTH.size + len(self._scratch)
@@ -53,12 +53,12 @@ class Frames:
         self.num_bytes += length
 
     def take(self) -> list[Chunk]:
-        """All frames; the chunks come back by `reuse`."""
+        """Remove and return all frames; pass the chunks to `reuse` after writing."""
         chunks, self._chunks, self.num_bytes = self._chunks, [], 0
         return chunks
 
     def reuse(self, chunks: list[Chunk]) -> None:
-        """They are written."""
+        """Keep written chunks for reuse."""
         for chunk in chunks:
             if len(chunk.data) == CHUNK_BYTES and len(self._spare) < _MAX_SPARE:
                 chunk.end = 0

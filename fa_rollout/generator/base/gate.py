@@ -1,7 +1,7 @@
-"""A gate with named holds: work passes while nobody holds it.
+"""A gate with named holds: work passes while there is no hold.
 
-Invariant: the time that a gate is closed or frozen never counts against a deadline that was taken from it:
-a long wait for an engine that someone paused, or that answers no request, is no failure of the request.
+Invariant: time during which the gate is closed or frozen does not count against its deadlines. A long wait
+for a paused or unresponsive engine is not a failure of the request.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from fa_rollout.generator.base.errors import SampleFailed
 
 
 class Gate:
-    """Open while no reason holds it."""
+    """Open while no hold is set."""
 
     def __init__(self, on_open: Callable[[], None] = lambda: None) -> None:
         self._holds: set[str] = set()
@@ -29,7 +29,7 @@ class Gate:
 
     @property
     def holds(self) -> frozenset[str]:
-        """The reasons that hold it now."""
+        """The current holds."""
         return frozenset(self._holds)
 
     def hold(self, reason: str) -> None:
@@ -39,7 +39,7 @@ class Gate:
         self._set_clocks()
 
     def release(self, reason: str) -> None:
-        """Take this reason back; idempotent."""
+        """Remove this hold; idempotent."""
         self._holds.discard(reason)
         if self._holds or self._opened.is_set():
             return
@@ -48,13 +48,13 @@ class Gate:
         self._on_open()
 
     def freeze(self, reason: str, is_frozen: bool) -> None:
-        """Stop every deadline's clock while work still passes, because no request is answered; idempotent."""
+        """Stop (or restart) all deadlines' clocks without closing, as no request is answered; idempotent."""
         (self._frozen.add if is_frozen else self._frozen.discard)(reason)
         self._set_clocks()
 
     @property
     def stops_clocks(self) -> bool:
-        """Whether no deadline runs now."""
+        """Whether all deadlines are stopped."""
         return bool(self._holds or self._frozen)
 
     def _set_clocks(self) -> None:
@@ -62,20 +62,19 @@ class Gate:
             deadline.set_clock()
 
     async def passed(self) -> None:
-        """Return once it is open."""
+        """Wait until the gate is open."""
         while self._holds:
             await self._opened.wait()
 
     def deadline(self, seconds: float | None) -> "GateDeadline":
-        """A timeout whose clock stops while the gate is closed or frozen; `None`: no timeout."""
+        """A timeout whose clock stops while the gate is closed or frozen; `None` means no timeout."""
         return GateDeadline(self, self._deadlines, seconds)
 
 
 class GateDeadline:
-    """An async context manager that ends its body after some time of work.
+    """An async context manager that limits the active time of its body.
 
-    Its clock also stops while a request of the body meets server trouble: other requests may be answered
-    while this one still waits for its next try.
+    Its clock also stops while a request of the body waits to retry after a server error.
     """
 
     def __init__(self, gate: Gate, others: "set[GateDeadline]", seconds: float | None) -> None:
@@ -84,7 +83,7 @@ class GateDeadline:
         self._seconds = seconds
         self._timeout = asyncio.timeout(seconds)
         self._left_s: float | None = None
-        """While its clock is stopped."""
+        """The remaining time while its clock is stopped."""
         self._troubles: set[Trouble] = set()
         self._active_s = 0.0
         self._runs_since_s: float | None = None
@@ -92,7 +91,7 @@ class GateDeadline:
 
     @property
     def active_s(self) -> float:
-        """Seconds of work in the body so far, limited or not."""
+        """Active seconds of the body so far."""
         if self._runs_since_s is None:
             return self._active_s
         return self._active_s + asyncio.get_running_loop().time() - self._runs_since_s
@@ -108,7 +107,7 @@ class GateDeadline:
     ) -> None:
         """
         Raises:
-            SampleFailed: the body took longer.
+            SampleFailed: the body exceeded the limit.
         """
         self._others.discard(self)
         TROUBLE_LISTENER.reset(self._token)
@@ -118,12 +117,12 @@ class GateDeadline:
             raise SampleFailed(f"deadline: not done within {self._seconds:g} s") from None
 
     def on_trouble(self, trouble: Trouble, is_open: bool) -> None:
-        """A request of the body met server trouble, or it is over; idempotent."""
+        """A request of the body met a server error, or recovered from it; idempotent."""
         (self._troubles.add if is_open else self._troubles.discard)(trouble)
         self.set_clock()
 
     def set_clock(self) -> None:
-        """Stop the clock or let it run, as the gate and the troubles of the body require."""
+        """Stop or start the clock, depending on the gate and on server errors of the body's requests."""
         now_s, when_s = asyncio.get_running_loop().time(), self._timeout.when()
         is_stopped = bool(self._gate.stops_clocks or self._troubles)
         self._active_s, self._runs_since_s = self.active_s, None if is_stopped else now_s

@@ -1,10 +1,10 @@
 """The generator's end of the channel to the hub: typed messages in and out, on the event loop.
 
-In: first the preamble, raw; then messages, queued for whoever receives. `Ping`, `Stop` and the hub's death
-are acted on as they come, also while the generator still starts. A spare has the preamble alone, and says
-nothing before `Resume` has made it the generator.
+In: first the raw preamble, then messages, which are queued for `receive`. `Ping`, `Stop` and the hub's death
+are handled immediately, even during startup. A spare gets only the preamble and sends nothing until `Resume`
+makes it the generator.
 
-Invariant: nothing here blocks the loop; what is sent arrives in order.
+Invariant: nothing here blocks the loop; messages arrive in the order in which they are sent.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from trainer_hook.messages import Message, Ping, Pong, Resume, Stop, decode, enc
 
 
 class HubLink:
-    """Sends and receives; made on the running loop."""
+    """Sends and receives messages; create it on the running loop."""
 
     def __init__(self, channel: Channel, life: Life) -> None:
         self._channel = LoopChannel(channel)
@@ -26,12 +26,12 @@ class HubLink:
         self._has_resume = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Queue a message; dropped when nobody reads it: the hub is gone, or this is no generator yet."""
+        """Queue a message; dropped if the hub is gone or if this process is still a spare."""
         if self._has_resume.is_set():
             self._channel.queue(encode(message))
 
     async def resumed(self) -> None:
-        """Return once this is the generator."""
+        """Wait until this process is the generator."""
         await self._has_resume.wait()
 
     async def preamble(self) -> bytes:
@@ -39,20 +39,20 @@ class HubLink:
         return await asyncio.shield(self._preamble)
 
     async def resume(self) -> Resume:
-        """Where the run stands, once this is the generator."""
+        """Wait until this process is the generator, and return the state of the run."""
         resume = await self.receive()
         assert isinstance(resume, Resume), "the hub's first message is Resume"
         return resume
 
     async def receive(self) -> Message:
-        """The next message, but for those that are acted on here."""
+        """The next message, except those handled here."""
         return await self._messages.get()
 
     async def run(self) -> None:
-        """Take in what the hub sends until it closes the channel or dies.
+        """Receive until the hub closes the channel or dies.
 
         Raises:
-            ChannelError: it sent bytes that are no message.
+            ChannelError: the hub sent bytes that are not a message.
         """
         async for frame in self._channel:
             if not self._preamble.done():
@@ -73,7 +73,7 @@ class HubLink:
                 self._messages.put_nowait(message)
 
     async def flushed(self) -> None:
-        """Return once all that was sent is in the kernel's hands, or cannot be sent any more."""
+        """Wait until the kernel has all sent messages, or the channel is closed."""
         await self._channel.drain()
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""When and why the generator ends: signals, the parent's death, the hub's word.
+"""When and why the generator ends: signals, the parent's death, a message of the hub.
 
-| cause | what follows |
+| cause | effect |
 |---|---|
-| `Stop`, SIGTERM | drain: no new request, our running ones aborted, groups given back; exit 0 |
-| SIGTERM again | the process ends at once |
-| SIGINT | nothing: a terminal sends it to the whole group, and the launcher decides |
-| the parent dies, or closes the channel | our requests are aborted; exit within `ORPHAN_LIMIT_S` |
+| `Stop`, SIGTERM | drain: no new requests, running requests aborted, groups returned to the hub; exit 0 |
+| second SIGTERM | the process exits immediately |
+| SIGINT | ignored: a terminal sends it to the whole process group, and the launcher decides |
+| the parent dies or closes the channel | running requests are aborted; exit within `ORPHAN_LIMIT_S` |
 
-Invariant: from the first cause on, the process ends within a limit, whatever hangs.
+Invariant: after the first cause, the process exits within a limit, whatever hangs.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ORPHAN_LIMIT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The first cause."""
+    """Why and how the generator ends."""
 
     reason: str
     grace_s: float
@@ -37,20 +37,20 @@ class End:
 
 
 class Life:
-    """Watches for the end; to be used on a running loop."""
+    """Watches for causes to end; use it on a running loop."""
 
     def __init__(self, parent_pid: int) -> None:
         self._parent_pid = parent_pid
         self._end: End | None = None
         self._ended = asyncio.Event()
         self.grace_s = 10.0
-        """For a drain that a signal asks for."""
+        """For a drain requested by a signal."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Signals and the parent's death are noticed inside of this block.
+        """Watch signals and the parent's death inside this block.
 
-        Where pidfds are refused, the channel's end tells of the parent's.
+        Without pidfds, the channel's end reveals the parent's death.
         """
         loop = asyncio.get_running_loop()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,21 +69,21 @@ class Life:
             parent.close()
 
     def drain(self, reason: str, grace_s: float) -> None:
-        """End in order."""
+        """End gracefully."""
         self._begin(End(reason=reason, grace_s=grace_s, exit_code=0), limit_s=grace_s + 1.0)
 
     def orphan(self, reason: str) -> None:
-        """End because nobody is left to work for."""
+        """End because the parent is gone."""
         self._begin(End(reason=reason, grace_s=ORPHAN_LIMIT_S / 2, exit_code=1), limit_s=ORPHAN_LIMIT_S)
 
     async def ended(self) -> End:
-        """Return the first cause, once there is one."""
+        """Wait for the first cause and return it."""
         await self._ended.wait()
         assert self._end is not None
         return self._end
 
     async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; None when the end came first, and `work` was cancelled."""
+        """The result of `work`, or None if the generator ended first and `work` was cancelled."""
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 working = tasks.create_task(work)

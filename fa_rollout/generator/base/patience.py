@@ -1,4 +1,4 @@
-"""Patience with engines that are all lost: one may be on its way to its next life."""
+"""Retries while all engines are unreachable: one may be restarting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,22 +9,22 @@ from fa_rollout.client.base.errors import ControlFailed, ControlRefused
 T = TypeVar("T")
 
 RECOVERY_RETRY_S = 0.5
-_TELL_EVERY_S = 60.0
+_REPORT_INTERVAL_S = 60.0
 
 
 async def outlasting_losses(
     work: Callable[[], Awaitable[T]], again: Callable[[ControlFailed, bool], None], limit_s: float
 ) -> T:
-    """Do the work, again within the limit as long as engines cannot be reached.
+    """Do the work, and retry it within the limit while no engine can be reached.
 
-    `again` is called with each failure, and whether a person should read of it: the first, and one a minute.
+    `again` is called with each failure and whether to report it: the first, then one a minute.
 
     Raises:
-        ControlRefused: an engine said no.
-        ControlFailed: none came back in time.
+        ControlRefused: an engine refused.
+        ControlFailed: no engine came back in time.
     """
     loop = asyncio.get_running_loop()
-    deadline_s, told_s = loop.time() + limit_s, float("-inf")
+    deadline_s, reported_s = loop.time() + limit_s, float("-inf")
     while True:
         try:
             return await work()
@@ -33,7 +33,7 @@ async def outlasting_losses(
         except ControlFailed as error:
             if loop.time() > deadline_s:
                 raise
-            is_news = loop.time() - told_s >= _TELL_EVERY_S
-            told_s = loop.time() if is_news else told_s
-            again(error, is_news)
+            is_due = loop.time() - reported_s >= _REPORT_INTERVAL_S
+            reported_s = loop.time() if is_due else reported_s
+            again(error, is_due)
         await asyncio.sleep(RECOVERY_RETRY_S)

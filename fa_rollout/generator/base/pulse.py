@@ -1,6 +1,6 @@
-"""Once a second: the loop is alive, how long it was held up, and the figures of the second.
+"""Reports once a second that the loop is alive, how long it was blocked, and the generator's figures.
 
-Invariant: a figure is read where it is kept; nothing is counted here but time.
+Invariant: figures are read from their owners; only time is measured here.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ PULSE_S = 1.0
 
 
 def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
-    """The lanes of a pool, for the hub."""
+    """The lanes of a pool, as a message for the hub."""
     return [
         EngineFigures(
             url=lane.url,
@@ -41,27 +41,27 @@ def engine_figures(pool: PoolStatistics) -> list[EngineFigures]:
 
 
 def slowest_requests(pool: PoolStatistics) -> list[Lingering]:
-    """A few requests that wait longest for their answers."""
+    """The requests that have waited longest for their answers."""
     return [Lingering(name=flight.rid, age_s=flight.age_s, where=flight.url) for flight in pool.slowest]
 
 
 class Heart:
-    """Beats on the event loop; a late beat is a loop that was held up."""
+    """A heartbeat on the event loop; a late beat means that the loop was blocked."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self.figures: Callable[[], Pulse] = Pulse
-        """Everything but the rates; all zero until the generator is open."""
+        """All figures except rates; zero until the generator is open."""
         self._has_warned = False
 
     def _figures(self, last: Pulse) -> Pulse:
-        """The figures of now; those of the last second where they cannot be had, which is said once."""
+        """The current figures; on an error the previous ones, with one warning."""
         try:
             return self.figures()
-        except Exception as error:  # whatever it is: figures serve people, and the run goes on
+        except Exception as error:  # figures are informational: the run continues after any error
             if not self._has_warned:
                 self._has_warned = True
-                self._send(Warned(text=f"the generator's figures stand still: {in_one_line(error)}"))
+                self._send(Warned(text=f"the generator's figures are not updated: {in_one_line(error)}"))
             return last
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
-"""Places for samples, of which there may be more or fewer from one moment to the next.
+"""Slots for samples: a semaphore whose limit can change.
 
-Invariant: first come, first served; no place is given while as many are taken as there are.
+Invariant: first come, first served; no slot is handed out while the limit is reached.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 class Places:
-    """An async context manager for each that wants one."""
+    """A resizable semaphore; use `async with` to hold a slot."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -17,7 +17,7 @@ class Places:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def resize(self, limit: int) -> None:
-        """So many from now on; those who have one beyond it keep it."""
+        """Change the limit; slots that are already held beyond it are kept."""
         self._limit = limit
         self._give()
 

@@ -1,4 +1,4 @@
-"""Tasks whose failure is told as the one error that caused it."""
+"""Task groups that raise the error that caused their failure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the first error of a task group, in place of the group: the others are its consequence."""
+    """Raise the first error of a task group instead of the group; the others are its consequences."""
     try:
         yield
     except BaseExceptionGroup as failures:

@@ -1,11 +1,11 @@
-"""Assignments in, groups under way, one answer for each: a `Commit` (by the outbox) or a `Settled`.
+"""Assignments in, running groups, one answer for each: a `Commit` (by the outbox) or a `Settled`.
 
-Samples are what is limited: engines x samples per engine. A freed place goes to the next sample of a group
-that has begun, and when those are all placed, to the next group: oldest first, groups given back before new.
+The number of samples is limited: engines x samples per engine. A free slot goes to the next sample of a
+started group, then to the next group: oldest first, retries before new groups.
 
 | dispatch of groups waits for | released by |
 |---|---|
-| engines that stand still for an update | `updates` |
+| engines that are paused for an update | `updates` |
 | a finished group that waits for room in the ring | `Tail` |
 | the end | nothing |
 
@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 class RunsGroups(Protocol):
-    """What makes groups."""
+    """Runs groups."""
 
     async def run(self, job: Job, slot: Slot, deadline: GateDeadline) -> GroupEnding | None:
-        """Carry a group out; None when it is committed, or was answered already."""
+        """Run a group; None if it is committed or was already answered."""
 
 
 class Dispatcher:
-    """The groups that this generator holds."""
+    """The groups assigned to this generator."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Dispatcher:
     ) -> None:
         """
         Args:
-            on_ended: takes each group that became no record, and why.
-            capacity: samples that the engines take at once.
-            sending: the gate of requests; it is closed while engines stand still.
+            on_ended: called with each group that became no record, and why.
+            capacity: concurrent samples of all engines.
+            sending: the gate of requests; closed while engines are paused.
         """
         self._tasks: asyncio.TaskGroup | None = None
         self._capacity = capacity
@@ -74,19 +74,19 @@ class Dispatcher:
         self._sending = sending
         self._on_ended = on_ended
         self.gate = Gate(on_open=self._pump)
-        """What holds the dispatch of groups."""
+        """Closed while dispatch of groups must wait."""
         self._runner: RunsGroups | None = None
         self._retries: deque[Job] = deque()
         self._fresh: deque[Job] = deque()
         self._running: set[Job] = set()
         self._places = Places(capacity)
         self._num_claimed = 0
-        """Samples of running groups that are placed or wait for a place."""
+        """Samples of running groups that have a slot or wait for one."""
         self._departed: list[int] = []
         self._is_over = False
 
     async def run(self, runner: RunsGroups) -> None:
-        """Carry groups out until cancelled; then all that runs is cancelled too."""
+        """Run groups until cancelled, which also cancels the groups."""
         self._runner = runner
         async with asyncio.TaskGroup() as self._tasks:
             try:
@@ -96,10 +96,10 @@ class Dispatcher:
                 self._is_over = True
                 self.gate.hold("stopping")
 
-    # --- what the hub asks ------------------------------------------------------------------------
+    # --- requests of the hub ----------------------------------------------------------------------
 
     def add(self, assignments: Iterable[Assignment], kept: Iterable[HeadStart] = ()) -> None:
-        """Groups to roll out, in the order given; some of them from what a checkpoint kept."""
+        """Queue groups in the given order. `kept`: unfinished groups from a checkpoint."""
         head_starts = {start.entry.group: start for start in kept}
         for assignment in assignments:
             queue = self._retries if assignment.attempt else self._fresh
@@ -107,24 +107,24 @@ class Dispatcher:
         self._pump()
 
     def drop(self, groups: Iterable[int], reason: str) -> None:
-        """Forget these groups, queued or running. One that is not here was answered before."""
+        """Drop these groups, queued or running. Unknown groups have already been answered."""
         names = set(groups)
         self._end(
             lambda job: job.assignment.group in names, GroupEnding(outcome=Settlement.DROPPED, reason=reason)
         )
 
     def end_endless(self, limit_s: float, rule: str) -> None:
-        """End generate functions that have taken turn after turn for so long: a rank waits for a batch."""
+        """End generate functions that have taken turns for `limit_s`, since a rank waits for a batch."""
         for job in self._running:
             job.end_calls(limit_s, rule)
 
     def give_back(self, reason: str) -> None:
-        """End everything and take nothing more: all groups go back to the hub, to be issued again."""
+        """End all groups and return them to the hub, to be issued again; start no more."""
         self.gate.hold("stopping")
         self._end(lambda job: True, GroupEnding(outcome=Settlement.RETURNED, reason=reason))
 
     def resize(self, capacity: int) -> None:
-        """Engines take so many samples at once from now on."""
+        """Change the number of concurrent samples."""
         self._capacity = capacity
         self._places.resize(capacity)
         self._pump()
@@ -135,14 +135,14 @@ class Dispatcher:
         return [job for job in self._running if names is None or job.assignment.group in names]
 
     async def emptied(self) -> None:
-        """Return once no group is left."""
+        """Wait until no group runs."""
         while self._running:
             await asyncio.wait([job.task for job in self._running if job.task is not None])
 
-    # --- what the parts tell ----------------------------------------------------------------------
+    # --- events of the parts ----------------------------------------------------------------------
 
     def depart(self, job: Job) -> None:
-        """A group's first request leaves now; told to the hub once per turn of the loop."""
+        """A group's first request is being sent; reported to the hub once per loop iteration."""
         if not self._departed:
             asyncio.get_running_loop().call_soon(self._tell_departed)
         self._departed.append(job.assignment.group)
@@ -155,7 +155,7 @@ class Dispatcher:
             self.gate.release("ring")
 
     def oldest(self, count: int = 3) -> list[Lingering]:
-        """Groups that have been at work longest, the oldest first."""
+        """The groups that have run longest, oldest first."""
         now_s = time.monotonic()
         begun = [job for job in self._running if job.started_s]
         return [
@@ -178,7 +178,7 @@ class Dispatcher:
     # --- inside -----------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin groups while a place would stand empty."""
+        """Start groups while slots are free."""
         while self.num_queued and self._tasks and self._num_claimed < self._capacity and self.gate.is_open:
             job = (self._retries or self._fresh).popleft()
             job.num_claimed = self._samples_per_group
@@ -189,7 +189,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _place(self, job: Job) -> AsyncIterator[None]:
-        """A place among the samples that engines work on; oldest first."""
+        """A slot among the concurrent samples; oldest first."""
         try:
             async with self._places:
                 yield
@@ -202,10 +202,10 @@ class Dispatcher:
         self._pump()
 
     async def _carry(self, job: Job) -> GroupEnding | None:
-        """One group to its end; None when it is committed.
+        """Run one group to its end; None if it is committed.
 
         Raises:
-            ConfigError, EndlessRejection, EngineUnavailable, RewardsLost: the whole run cannot go on.
+            ConfigError, EndlessRejection, EngineUnavailable, RewardsLost: the run must end.
         """
         assert self._runner is not None
         deadline = self._sending.deadline(self._group_timeout_s)
@@ -219,17 +219,17 @@ class Dispatcher:
             return GroupEnding(outcome=Settlement.FAILED, reason=f"raised: {told(error)}")
 
     def _finish(self, job: Job, task: "asyncio.Task[GroupEnding | None]") -> None:
-        """A group's task is over, by itself or cancelled, even before its first step."""
+        """A group's task ended or was cancelled, possibly before its first step."""
         self._running.discard(job)
         self._unclaim(job, job.num_claimed)
         if not task.cancelled() and task.exception() is not None:
-            return  # it ends the run, by way of the task group
+            return  # the task group ends the run
         ending = job.ending or self._missing() if task.cancelled() else task.result()
         if ending is not None:
             self._settle(job, ending)
 
     def _missing(self) -> GroupEnding | None:
-        """How a group ends that somebody cancelled who is not this dispatcher; None: all are cancelled."""
+        """The ending of a group that other code cancelled; None if all groups are being cancelled."""
         if self._is_over:
             return None
         return GroupEnding(outcome=Settlement.FAILED, reason="cancelled: its task was cancelled from outside")
@@ -261,7 +261,7 @@ class Dispatcher:
 
 
 def _where(job: Job) -> str:
-    """What a group is at, in words."""
+    """What a group is doing, for people."""
     if not job.num_claimed:
         return "reward, filter or ring"
     return f"{job.num_claimed} sample{'s' if job.num_claimed > 1 else ''} to go"

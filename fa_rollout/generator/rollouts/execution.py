@@ -1,11 +1,11 @@
-"""Prompts become scored samples: what training groups and evaluations have in common.
+"""Turns prompts into scored samples, for training groups and evaluations.
 
 | a sample | its group |
 |---|---|
-| fails for good (refused, retries used up, no progress, broken reply) | raises; its other requests end |
+| fails for good (refused, retries used up, no progress, bad reply) | raises; its other requests end |
 | has a reward that failed or timed out | raises: a failed reward is never a number |
 
-Invariant: all executions of a group end before it does; each sample of a group that ended well is scored.
+Invariant: all executions of a group end before the group; every sample of a successful group is scored.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from fa_rollout.user_code import place
 from fa_rollout.user_code.failure import UserCodeFailed
 
 Slot = Callable[[Job], AbstractAsyncContextManager[None]]
-"""A place among the samples that engines work on at once."""
+"""A slot among the concurrent samples."""
 Executions = list[list[Sample]]
-"""By member: its samples, more than one after a fan-out."""
+"""By member: its samples, several after a fan-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is to be made of one prompt."""
+    """A prompt, and how many samples to make of it."""
 
     row: Row
     prompt_ids: IntArray
@@ -50,7 +50,7 @@ class Order:
 
 
 class Executor:
-    """Samples and scores."""
+    """Makes and scores samples."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class Executor:
         """Ids of a prompt.
 
         Raises:
-            SampleFailed: too long to ever succeed; nothing is sent for it.
-            PromptError: no tokens can be made of it.
+            SampleFailed: it is too long for the engines; nothing is sent.
+            PromptError: it cannot be tokenized.
         """
         prompt_ids = self._tokenizer.encode_prompt(row, chat_template=self._config.data.chat_template)
         limit = self._max_prompt_tokens
@@ -83,7 +83,7 @@ class Executor:
         return prompt_ids
 
     async def execute(self, job: Job, slot: Slot, order: Order) -> Executions:
-        """All executions side by side; the first that fails for good ends the others."""
+        """Run all executions concurrently; the first that fails for good ends the others."""
 
         async def execute(member: int) -> list[Sample]:
             async with slot(job):
@@ -93,17 +93,17 @@ class Executor:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(execute(member)) for member in range(order.num_samples)]
         num_made = sum(not task.cancelled() for task in running)
-        if num_made < len(running):  # a task group takes a cancelled child for one that nobody misses
-            raise SampleFailed(f"samples: {order.num_samples} must be made of a prompt, found {num_made}")
+        if num_made < len(running):  # a task group ignores cancelled children
+            raise SampleFailed(f"samples: {order.num_samples} expected from a prompt, found {num_made}")
         return [task.result() for task in running]
 
     async def score(self, executions: Executions, *, excludes: bool) -> None:
-        """Score the last sample of each execution; its reward counts for all samples of the execution.
+        """Score the last sample of each execution; its reward applies to all samples of the execution.
 
-        A reward that a custom generate function has set stands.
+        A reward set by a custom generate function is kept.
 
         Args:
-            excludes: leave out executions of which no token is trained; the reward function never sees them.
+            excludes: skip executions without a trained token; the reward function does not see them.
         """
         _read_own_rewards(sample for execution in executions for sample in execution)
         last = [execution[-1] for execution in executions if not (excludes and is_excluded(execution))]
@@ -124,18 +124,18 @@ class Executor:
 
 
 def votes(executions: Executions) -> list[float]:
-    """The rewards that make up a group's mean and deviation: of the executions that are trained."""
+    """The rewards for a group's mean and deviation: those of executions with a trained token."""
     last = [execution[-1] for execution in executions if not is_excluded(execution)]
     return [sample.reward for sample in last if sample.reward is not None]
 
 
 def is_excluded(execution: list[Sample]) -> bool:
-    """Whether it has tokens and none of them is trained."""
+    """True if it has tokens but none is trained on."""
     return all(sample.is_excluded for sample in execution)
 
 
 def _read_own_rewards(samples: Iterable[Sample]) -> None:
-    """What a custom generate function has set counts by the rules of a reward function's answer."""
+    """Check rewards set by a custom generate function, by the rules for reward functions."""
     for sample in samples:
         if sample.reward is not None:
             sample.reward = _scored(read(sample.reward, key=None, num_tokens=0)).value
@@ -149,7 +149,7 @@ def _scored(outcome: RewardOutcome) -> Scored:
 
 
 def reason_of(error: Exception) -> str:
-    """Short kind first, so that the hub can count by it; the line of user code that led to it, if one did."""
+    """The error text, with its short kind first (the hub counts by it), and the line of user code."""
     if isinstance(error, UserCodeFailed):
         return str(error)
     text = str(error) if isinstance(error, SampleFailed) else f"{type(error).__name__}: {error}"

@@ -2,11 +2,11 @@
 
 | its samples | the group |
 |---|---|
-| fail, or have a reward that failed (see `execution`) | failed |
-| are all right, but the filter says no, or no token of any is trained | filtered |
-| are all right | a record |
+| fail, or have a failed reward (see `execution`) | failed |
+| are complete, but the filter rejects them or no token is trained | filtered |
+| are complete | a record |
 
-Invariant: a group is delivered whole, with all its members, or not at all.
+Invariant: a group is delivered with all its members or not at all.
 """
 
 import logging
@@ -50,7 +50,7 @@ NOTHING_TRAINED = "no member is trained: every loss mask is 0"
 
 
 class GroupRunner:
-    """Carries groups out."""
+    """Runs groups."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class GroupRunner:
     async def run(
         self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]
     ) -> GroupEnding | None:
-        """Carry a group out; None when it is committed.
+        """Run a group; None if it is committed.
 
         Raises:
-            EndlessRejection: the filter has rejected too many groups in a row.
-            EngineUnavailable: no engine answers any more, whatever is asked.
+            EndlessRejection: the filter rejected too many groups in a row.
+            EngineUnavailable: no engine answers any request.
         """
         job.started_s = time.monotonic()
         executions: Executions = []
@@ -110,7 +110,7 @@ class GroupRunner:
         return None
 
     async def _restore(self, job: Job) -> bool:
-        """Put a group back into the ring that a checkpoint kept whole."""
+        """Put a finished group from a checkpoint back into the ring; False if it has none."""
         record = await self._head_starts.record(job)
         if record is None or not self._is_trainable(record):
             return False
@@ -122,11 +122,11 @@ class GroupRunner:
         return True
 
     def _is_trainable(self, record: RestoredRecord) -> bool:
-        """Whether each sample still fits a micro-batch, whose limit may be another than at the checkpoint."""
+        """Whether each sample fits a micro-batch; the limit may have changed since the checkpoint."""
         return self._max_tokens is None or record.longest <= self._max_tokens
 
     def _check_lengths(self, executions: Executions) -> None:
-        """A sample that no micro-batch holds would stop the trainer, and again after every resume."""
+        """Refuse samples that fit no micro-batch: they would stop the trainer, also after a resume."""
         for sample in (sample for samples in executions for sample in samples):
             self._check_length("sample", len(sample.prompt_ids) + len(sample.response_ids))
 
@@ -147,7 +147,7 @@ class GroupRunner:
         )
 
     async def _judge(self, executions: Executions) -> str | None:
-        """Why the filter rejects a group, or that nothing of it is trained; None when it is kept."""
+        """Why a group is rejected, by the filter or since no token is trained; None if it is kept."""
         verdict = Verdict(outcome=FilterOutcome.KEPT)
         if (judge := self._filter) is not None:
             members = [execution[0] if len(execution) == 1 else execution for execution in executions]

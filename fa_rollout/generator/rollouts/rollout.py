@@ -1,7 +1,7 @@
-"""One execution of one sample: prompt ids in, one sample out, or several after a fan-out.
+"""One execution of one sample: prompt ids in, one sample out (several after a fan-out).
 
-Invariant: each execution starts with empty fields and parameters of its own; nothing is left over from an
-attempt before.
+Invariant: each execution starts with empty fields and its own parameters; nothing remains of an earlier
+attempt.
 """
 
 import copy
@@ -33,7 +33,7 @@ from fa_rollout.user_code.deadline import Deadline
 
 
 class Agents(Protocol):
-    """What carries out rollouts by an agent."""
+    """Runs rollouts with an agent."""
 
     async def run(
         self, context: GenerateContext, deadline: Deadline, sample: Sample, params: Params, row: Row
@@ -41,7 +41,7 @@ class Agents(Protocol):
 
 
 class Rollout:
-    """Samples by one request and its continuations, or by the user's own function."""
+    """Makes samples by one turn, by the user's generate function, or by an agent."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Rollout:
         self._agents = agents
         self._balance = config.engine.balance
         if agents is not None and self._balance not in ("group", "sample"):
-            self._balance = "sample"  # the calls of a session find each other's prefixes
+            self._balance = "sample"  # so that calls of a session share cached prefixes
         self._idle_s = config.idle_timeout_s
         asks_experts = any(column.name == ROUTED_EXPERTS for column in config.record.columns)
         self._options = {"return_routed_experts": True} if asks_experts else {}
@@ -66,11 +66,11 @@ class Rollout:
     async def run(
         self, job: Job, member: int, row: Row, prompt_ids: IntArray, sampling: Sampling
     ) -> list[Sample]:
-        """The samples of one execution, not scored yet; `response` is the decoding of all ids at once.
+        """The samples of one execution, unscored; `response` decodes all ids in one call.
 
         Raises:
-            SampleFailed, RequestFailed, EngineUnavailable: it cannot be made.
-            UserCodeFailed: the user's function gave no result.
+            SampleFailed, RequestFailed, EngineUnavailable: the sample cannot be made.
+            UserCodeFailed: the user's function did not return a result.
         """
         sample = _fresh_sample(job, member, row, prompt_ids)
         ticket = Ticket(
@@ -92,7 +92,7 @@ class Rollout:
     async def _by_agent(
         self, agents: Agents, ticket: Ticket, sample: Sample, params: Params, row: Row
     ) -> list[Sample]:
-        """What an agent's session makes."""
+        """The samples of an agent's session."""
         rule = f"it asked for no answer for {self._idle_s:g} s (rollout.idle_timeout_s)"
         deadline = Deadline(self._idle_s, rule)
         with closing(GenerateContext(self._requester, self._tokenizer, ticket, deadline)) as context:
@@ -101,7 +101,7 @@ class Rollout:
     async def _custom(
         self, generate: Generate, ticket: Ticket, sample: Sample, params: Params
     ) -> list[Sample]:
-        """What the user's function makes; requests that it began and left to themselves end with it."""
+        """The samples of the user's function; requests that it did not await end with it."""
         rule = f"it asked no engine for {self._idle_s:g} s (rollout.idle_timeout_s)"
         deadline = Deadline(self._idle_s, rule)
         context = GenerateContext(self._requester, self._tokenizer, ticket, deadline)
@@ -120,14 +120,14 @@ class Rollout:
             raise SampleRefused(f"{error}{place.in_words(place.of_function(generate))}") from None
 
     async def _turn(self, ticket: Ticket, prompt_ids: IntArray, params: Params) -> Turn:
-        """The answer to a prompt, from where a checkpoint kept it."""
+        """The answer to a prompt, continued from a checkpoint if it has a part of it."""
         draft = ticket.job.drafts.setdefault(ticket.member, Draft())
         if draft.reason is not None:
             return draft.finish(prompt_ids, draft.reason)
         return await self._requester.sample_turn(ticket, prompt_ids, params, draft=draft)
 
     def _routing_key(self, job: Job, member: int) -> str | None:
-        """Requests of one key go to one engine, so that they find each other's prefixes in its cache."""
+        """Requests with one key go to one engine, to share its prefix cache."""
         group = f"{job.stream}{job.assignment.group}"
         match self._balance:
             case "group":

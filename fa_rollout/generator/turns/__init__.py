@@ -1,1 +1,1 @@
-"""One prompt to one whole turn, over as many requests as it takes."""
+"""Samples one turn for a prompt, with as many requests as it needs."""

@@ -1,15 +1,15 @@
-"""Turns a prompt into a whole turn: sends, and goes on after aborts by the partial-rollout policy.
+"""Samples a whole turn: sends requests, and continues after aborts by the partial-rollout policy.
 
 | policy | an aborted answer |
 |---|---|
-| `resume` | is kept: the next request goes on from prompt and partial answer, its budget reduced |
-| `restart` | is thrown away: the next request starts from the prompt, with all fields empty |
+| `resume` | is kept: the next request continues from prompt and partial answer, with a reduced budget |
+| `restart` | is discarded: the next request starts from the prompt, with all fields empty |
 
-Answers that no engine can continue (see `can_be_continued`) are restarted under either policy. An answer that
-is over is kept, under either.
+Under both policies, answers that no engine can continue (see `can_be_continued`) are restarted, and finished
+answers are kept.
 
-Invariant: every request has an id that was never used before; an abort nobody asked for is a normal event and
-is charged to no sample. One that brings no token is borne as long as a dead engine.
+Invariant: every request has a new id. An abort that we did not request is normal and is not charged to the
+sample; aborts without a token are tolerated as long as an unavailable engine.
 """
 
 import asyncio
@@ -43,30 +43,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialPolicy:
-    """What becomes of an aborted answer, and when a sample that began anew again and again is given up."""
+    """What happens to an aborted answer, and after how many restarts a sample fails."""
 
     resume: bool
     max_restarts: int = 12
-    """New beginnings of one turn under `restart`."""
+    """Restarts of one turn under `restart`."""
     backoff_base_s: float = 0.02
     backoff_cap_s: float = 2.0
 
     def backoff_s(self, num_stalls: int) -> float:
-        """Wait before the request that follows stall number `num_stalls` (1 is the first)."""
+        """Delay before the request after stall number `num_stalls` (from 1)."""
         return min(self.backoff_cap_s, self.backoff_base_s * 2.0 ** (num_stalls - 1))
 
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """On whose behalf requests are sent: one execution of one sample."""
+    """The execution of a sample that requests belong to."""
 
     job: Job
     member: int
     num_requests: int = 0
     routing_key: str | None = None
-    """Requests with one key go to one engine, where the router hashes."""
+    """Requests with one key go to one engine, if the router hashes keys."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of each request."""
+    """More keys for each request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,11 +88,11 @@ class RequestCounts:
     aborts: int = 0
     restarts: int = 0
     discarded_tokens: int = 0
-    """Tokens that were thrown away by a restart, or that came behind an end."""
+    """Tokens discarded by a restart, or sampled beyond the end of an answer."""
 
 
 class _Stalls:
-    """Aborts in a row that nobody asked for and that brought no token; a context manager."""
+    """Counts consecutive aborts that we did not request and that returned no token; a context manager."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -106,10 +106,10 @@ class _Stalls:
         self._end()
 
     def count(self, *, has_tokens: bool) -> None:
-        """One more abort that nobody asked for.
+        """Count an abort that we did not request.
 
         Raises:
-            RequestFailed, EngineUnavailable: the engines make no progress for too long.
+            RequestFailed, EngineUnavailable: the engines made no progress for too long.
         """
         if has_tokens:
             self.num = 0
@@ -126,7 +126,7 @@ class _Stalls:
 
 
 class Requester:
-    """Sends requests for samples; knows every request of ours that is under way."""
+    """Sends requests for samples and tracks all running requests."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class Requester:
     ) -> None:
         """
         Args:
-            context_length: prompt and response together, as far as the engines told.
+            context_length: limit of prompt and response together, if the engines report it.
             ends: how answers of the model end.
-            keys_cache: engines keep a prefix cache of its own for each weight version.
+            keys_cache: engines keep a separate prefix cache for each weight version.
         """
         self._pool = pool
         self._context_length = context_length
@@ -171,17 +171,17 @@ class Requester:
         options: Mapping[str, Any] | None = None,
         draft: Draft | None = None,
     ) -> Turn:
-        """Sample from `input_ids` until the answer is over, as `Ends` and the engines have it.
+        """Sample from `input_ids` until `Ends` or the engine ends the answer.
 
-        No room (`max_new_tokens` below 1, or the context full) is a turn cut off by length, without a
-        request. What an engine sampled behind the end of an answer is thrown away.
+        If no room is left (`max_new_tokens` below 1, or the context is full), no request is sent and the turn
+        is empty, with finish_reason "length". Tokens beyond the end of an answer are discarded.
 
         Args:
-            draft: where the answer grows; what it has already is continued.
+            draft: collects the answer; tokens that it already has are continued.
 
         Raises:
-            SampleFailed: begun anew again and again, or the parameters ask for more than one answer.
-            RequestFailed, EngineUnavailable: as the pool raises them.
+            SampleFailed: too many restarts, or the parameters ask for more than one answer.
+            RequestFailed, EngineUnavailable: as raised by the pool.
         """
         draft = Draft(options=options or {}) if draft is None else draft
         if (reason := refusal(params)) is not None:
@@ -202,7 +202,7 @@ class Requester:
                 end = self._end(draft, completion, params)
                 if completion.finish == FinishReason.ABORT:
                     self.counts.aborts += 1
-                    if not is_ours:  # what we abort says nothing of the engines
+                    if not is_ours:  # our own aborts say nothing about the engines
                         stalls.count(has_tokens=bool(len(completion.output_ids)))
         if end.num_tokens < draft.num_tokens:
             self.counts.discarded_tokens += draft.num_tokens - end.num_tokens
@@ -210,7 +210,7 @@ class Requester:
         return draft.finish(input_ids, end.reason)
 
     def _end(self, draft: Draft, completion: Completion, params: Params) -> AnswerEnding | None:
-        """Where the draft ends after an answer; the engine alone knows what it saw whole."""
+        """Where the draft ends after a completion; the engine decides for an answer that it sampled whole."""
         is_aborted, num_new = completion.finish == FinishReason.ABORT, len(completion.output_ids)
         found = None
         if is_aborted or num_new < draft.num_tokens:
@@ -233,7 +233,7 @@ class Requester:
         )
 
     async def abort_all(self) -> None:
-        """Tell the engines to end every request of ours, and of ours alone."""
+        """Abort all our requests on the engines, and no others."""
         await self._abort(self._under_way)
 
     async def _abort(self, rids: Iterable[str]) -> None:
@@ -245,17 +245,17 @@ class Requester:
 
     @property
     def num_under_way(self) -> int:
-        """Requests of ours that wait for an answer."""
+        """Our requests that wait for an answer."""
         return len(self._under_way)
 
     async def settled(self) -> None:
-        """Return once no request of ours is under way."""
+        """Wait until none of our requests is running."""
         await self._settled.wait()
 
     async def _request(
         self, ticket: Ticket, input_ids: IntArray, params: Params, draft: Draft
     ) -> tuple[Completion, bool]:
-        """Send one request and take its answer into the draft; whether we asked for its abort."""
+        """Send one request, add its completion to the draft, and return whether we aborted it."""
         await self._gate.passed()
         floor, lineage = self._book.published, self._book.lineage
         prompt, rest = draft.prompt(input_ids), self._params(ticket, params, draft)
@@ -263,9 +263,9 @@ class Requester:
         self.counts.tokens += len(completion.output_ids)
         spans = self._spans(completion, floor if lineage == self._book.lineage else None)
         if any(span.version == UNKNOWN_VERSION for span in spans):
-            # An engine without the run's weights: it may answer when it has them, or another now.
-            is_mended = self._pool.weights.recheck()
-            if self._book.follows or (is_mended and self._book.are_not_the_runs(completion.versions)):
+            # The engine does not have the run's weights: retry later, or on another engine.
+            is_repaired = self._pool.weights.recheck()
+            if self._book.follows or (is_repaired and self._book.are_not_the_runs(completion.versions)):
                 self.counts.discarded_tokens += len(completion.output_ids)
                 return empty_abort(completion.engine), is_ours
         draft.add(completion, spans)
@@ -335,6 +335,6 @@ class Requester:
         if num_restarts >= self._policy.max_restarts:
             raise SampleFailed(
                 f"no progress: started {num_restarts} times and aborted each time: answers take longer than "
-                'the time between weight updates, which rollout.partial = "resume" bears (--partial-rollout '
-                'under slime), "restart" not'
+                'the time between weight updates. Set rollout.partial = "resume" (--partial-rollout under '
+                "slime) to continue aborted answers"
             )

@@ -1,9 +1,9 @@
-"""What one prompt brought back, over all the requests that it took. Pure.
+"""The answer to one prompt, collected over all its requests. Pure.
 
 P: prompt tokens, R: output tokens.
 
-Invariant: ids, log-probabilities and version spans grow together, by whole answers only; a new attempt starts
-from nothing.
+Invariant: ids, log-probabilities and version spans grow together, by whole completions only; a restart begins
+with empty fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,50 +26,50 @@ class Turn:
     input_ids: IntArray
     """[P]"""
     output_ids: IntArray
-    """[R] The server's token ids, the stop token included."""
+    """[R] Token ids as the engine returned them, including the stop token."""
     logprobs: FloatArray
     """[R]"""
     version_spans: tuple[VersionSpan, ...]
-    """Ends count output tokens of this turn."""
+    """Ends are counted in output tokens of this turn."""
     finish_reason: FinishReason
     sampling: TokenSampling | None = None
-    """How it was sampled; None: as `[sampling]` has it."""
+    """Its sampling settings; None means the run's `[sampling]`."""
     completions: tuple[Completion, ...] = ()
-    """The answers that it is made of, in order, without those that a checkpoint kept. The last may have more
-    tokens than the turn, where these lie behind its end."""
+    """Its completions, in order, without those restored from a checkpoint. The last may have tokens beyond
+    the end of the turn."""
     kept_extras: Arrays = field(default_factory=dict)
-    """What engines had told beside the tokens that a checkpoint kept."""
+    """Extra arrays of tokens restored from a checkpoint."""
 
     @property
     def extras(self) -> Arrays:
-        """What engines told beside the tokens, such as `routed_experts` [P + R - 1, ...]."""
+        """Extra arrays that engines returned, such as `routed_experts` [P + R - 1, ...]."""
         rows = len(self.input_ids) + len(self.output_ids) - 1
         return {name: array[:rows] for name, array in _extras(self.kept_extras, self.completions).items()}
 
 
 @dataclass(slots=True)
 class Draft:
-    """A turn in the making."""
+    """An unfinished turn."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of each of its requests."""
+    """More keys for each of its requests."""
     ids: list[IntArray] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     num_tokens: int = 0
     kept_extras: Arrays = field(default_factory=dict)
-    """As in the turn."""
+    """As in `Turn`."""
     reason: FinishReason | None = None
-    """Why it is finished."""
+    """Why it ended; None while unfinished."""
 
     @property
     def extras(self) -> Arrays:
-        """What engines told beside the tokens so far."""
+        """Extra arrays that engines returned so far."""
         return _extras(self.kept_extras, self.completions)
 
     def add(self, completion: Completion, spans: Sequence[VersionSpan]) -> None:
-        """Append one answer; its spans end where its tokens do."""
+        """Append one completion; its spans cover its tokens."""
         self.completions.append(completion)
         self.ids.append(completion.output_ids)
         self.logprobs.append(completion.logprobs)
@@ -77,12 +77,12 @@ class Draft:
         self.num_tokens += len(completion.output_ids)
 
     def clear(self) -> None:
-        """Forget all: the next answer is the first of a new attempt."""
+        """Discard everything, for a restart."""
         self.completions, self.ids, self.logprobs, self.spans, self.num_tokens = [], [], [], [], 0
         self.kept_extras = {}
 
     def cut(self, num_tokens: int) -> None:
-        """Keep the first tokens alone."""
+        """Keep only the first `num_tokens` tokens."""
         self.ids = [np.concatenate(self.ids)[:num_tokens]]
         self.logprobs = [np.concatenate(self.logprobs)[:num_tokens]]
         spans = merge_spans((span.version, span.end) for span in self.spans)
@@ -100,11 +100,11 @@ class Draft:
         return np.concatenate(self.ids) if self.ids else np.empty(0, np.int32)
 
     def prompt(self, input_ids: IntArray) -> IntArray:
-        """The ids to continue from."""
+        """The prompt for the next request: input ids and all tokens so far."""
         return np.concatenate([input_ids, *self.ids]) if self.ids else input_ids
 
     def finish(self, input_ids: IntArray, reason: FinishReason) -> Turn:
-        """The whole turn."""
+        """The finished turn."""
         self.reason = reason
         return Turn(
             input_ids=input_ids,
