@@ -94,7 +94,8 @@ def diagnose(
 
     Args:
         logprobs_T: [T] as `token_logprobs` returns them, before the step's first optimizer step.
-        low, high: of the clip that the loss uses.
+        low: lower clip of the loss.
+        high: upper clip of the loss.
     """
     is_trained_T = micro_batch.loss_mask > 0
     log_ratios_R = (logprobs_T.detach().cpu() - micro_batch.logprobs)[is_trained_T].double()
