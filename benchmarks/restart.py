@@ -35,7 +35,7 @@ import psutil
 
 from benchmarks.host import host
 from benchmarks.launching import failure, words
-from fa_rollout.account import events
+from fa_rollout.account import event_file, events
 from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from tests.kit.scripted import Lengths, Script, ScriptedEngine
@@ -139,7 +139,7 @@ def measure(row: Row) -> dict[str, float]:
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait(_DEADLINE_S)
-        return _figures(row, list(events.read(folder / events.FILE_NAME)), _lines(notes), killed_s)
+        return _figures(row, list(event_file.read(folder / event_file.FILE_NAME)), _lines(notes), killed_s)
 
 
 def _figures(

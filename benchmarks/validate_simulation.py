@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.host import host
-from fa_rollout.account.events import FILE_NAME, read
+from fa_rollout.account.event_file import FILE_NAME, read
 from fa_rollout.config import to_toml
 from fa_rollout.engines.tiny_model import write_tiny_model
 from fa_rollout.records.history import History, histories

@@ -1,30 +1,20 @@
-"""The run's event log, `events.jsonl`: one struct for each event, shared by the hub and all readers.
+"""What the run's event log holds: one struct for each event, shared by the hub and all readers.
 
-In: events of the hub. Out: the same, read. Invariant: a line that is cut short, or whose event is unknown, is
-skipped. A field without a default is written with every event.
+Invariant: a field without a default is written with every event.
 """
 
 # mypy: disable-error-code="misc"
 # msgspec hands `frozen` and `kw_only` down to subclasses; the dataclass protocol that mypy knows does not.
 
-import re
 import time
-from collections.abc import Callable, Iterator
-from functools import reduce
-from operator import or_
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from fa_rollout.account.figures import StepFigures, TimeSpent, UpdateFigures
+from fa_rollout.account.reasons import kind_of
 from trainer_hook.messages import Outcome, Settlement
-
-FILE_NAME = "events.jsonl"
-
-_KIND_LENGTH = 60
-_TWO_WORDS = ("generate", "reward", "filter", "slime", "raised")
-"""Reasons whose kind is told by the word behind the first colon."""
 
 AssignedSample = tuple[int, int, bool, int]
 """(group, member, filler, mask_before)"""
@@ -119,13 +109,6 @@ class RecordRefused(GroupRecorded, tag="refused"):
 
 class RecordUnwanted(GroupRecorded, tag="unwanted"):
     """The group is at another attempt, or settled."""
-
-
-def kind_of(reason: str) -> str:
-    """The first words, the same for all reasons of one kind."""
-    words = reason.split(":")
-    head = ":".join(words[:2]) if words[0] in _TWO_WORDS and len(words) > 1 else words[0]
-    return re.sub(r"\d+", "N", " ".join(head.split()))[:_KIND_LENGTH] or "unknown"
 
 
 class GroupSettled(Event):
@@ -360,25 +343,3 @@ class StateRestored(Event, tag="loaded"):
     """Groups whose records the checkpoint brings."""
     resumed: list[int]
     """Groups that continue from tokens of the checkpoint."""
-
-
-def kinds() -> list[type[Event]]:
-    """Every event that a log can hold."""
-    found, todo = [], [Event]
-    while todo:
-        kind = todo.pop()
-        subclasses = kind.__subclasses__()
-        todo += subclasses
-        found += [] if subclasses else [kind]
-    return found
-
-
-def read(path: Path) -> Iterator[Event]:
-    """Events in the order of their writing; the file may still grow."""
-    decoder = msgspec.json.Decoder(reduce(or_, kinds()))
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError:
-                continue

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file
 from fa_rollout.launcher.rundir import RunDirectory, run_base, run_folders
 from shm.channels.channel import Channel
 from shm.channels.endpoint import connect
@@ -106,7 +106,7 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
 
 def _over(run: str | None) -> str:
     """What to do if `run` is the output folder of a run that has ended."""
-    is_over = run is not None and (Path(run) / events.FILE_NAME).is_file()
+    is_over = run is not None and (Path(run) / event_file.FILE_NAME).is_file()
     return f"; {run} holds a run that has ended: fa-rollout-proc report {run}" if is_over else ""
 
 

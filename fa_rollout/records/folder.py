@@ -6,7 +6,7 @@ belong to a run that goes on.
 
 from pathlib import Path
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file
 from fa_rollout.data.tokenizer import Tokenizer
 from fa_rollout.records.history import History, histories
 from shm.errors import FaRolloutError
@@ -22,13 +22,13 @@ def launches(folder: Path) -> list[History]:
     Raises:
         NoRecords: there is none.
     """
-    path = folder / events.FILE_NAME
+    path = folder / event_file.FILE_NAME
     if not path.is_file():
         raise NoRecords(
-            f"{folder} must be the output folder of a run, found no {events.FILE_NAME} in it; name the "
+            f"{folder} must be the output folder of a run, found no {event_file.FILE_NAME} in it; name the "
             "folder that run.output_dir of the run's configuration says"
         )
-    found = histories(events.read(path))
+    found = histories(event_file.read(path))
     if not found:
         raise NoRecords(
             f"{path} must hold a launch, found none: the run has not begun, or is of an old release"

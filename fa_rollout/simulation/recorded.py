@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fa_rollout.account.events import FILE_NAME, read
+from fa_rollout.account.event_file import FILE_NAME, read
 from fa_rollout.config import ConfigError, from_dict
 from fa_rollout.records.history import History, histories
 from fa_rollout.simulation.scenario import Scenario, recorded_lengths

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fa_rollout.account.events import FILE_NAME, Event, read
+from fa_rollout.account.event_file import FILE_NAME, read
+from fa_rollout.account.events import Event
 from fa_rollout.data.order import epoch_order
 from fa_rollout.data.row import Row
 from fa_rollout.data.tokenizer import Tokenizer

@@ -17,7 +17,6 @@ FULL_FOLDERS: set[str] = {
     "fa_rollout/report",
 }
 LONG_FILES: set[str] = {
-    "fa_rollout/account/events.py",
     "fa_rollout/config/sections.py",
     "fa_rollout/launcher/launch.py",
     "fa_rollout/preflight.py",

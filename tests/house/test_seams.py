@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file, events
 from trainer_hook import messages as m
 from trainer_hook.messages.streaming import Stage
 
@@ -38,7 +38,7 @@ def has_any(hint: object) -> bool:
 
 def test_no_field_of_a_message_or_an_event_is_of_any_type_but_the_users_own() -> None:
     kinds: set[type[msgspec.Struct]] = set()
-    for kind in (*m.Message.__subclasses__(), *events.kinds(), *get_args(Stage)):
+    for kind in (*m.Message.__subclasses__(), *event_file.kinds(), *get_args(Stage)):
         structs(kind, kinds)
     hints = {(kind, name): hint for kind in kinds for name, hint in get_type_hints(kind).items()}
     assert {place for place, hint in hints.items() if has_any(hint)} == OPAQUE.keys()
@@ -63,9 +63,9 @@ def written() -> dict[str, list[set[str]]]:
 
 def test_every_event_is_written_and_every_field_of_it(written: dict[str, list[set[str]]]) -> None:
     settled = {kind.__name__ for kind in events.SETTLED.values()}
-    missing = {kind.__name__ for kind in events.kinds()} - written.keys() - settled
+    missing = {kind.__name__ for kind in event_file.kinds()} - written.keys() - settled
     assert not missing, f"events that nobody writes: {missing}"
-    for kind in events.kinds():
+    for kind in event_file.kinds():
         optional = {field.name for field in msgspec.structs.fields(kind) if not field.required} - {"t"}
         given = set().union(*written.get(kind.__name__, []))
         assert optional <= given, f"{kind.__name__}: fields that nobody writes: {optional - given}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fa_rollout.account.events import kind_of
 from fa_rollout.account.figures import TimeSpent
+from fa_rollout.account.reasons import kind_of
 from fa_rollout.hub.flow.admission import AdmissionWindow, Load, credit, limits
 from fa_rollout.hub.measures.pulses import WINDOW_S, Pulses
 from fa_rollout.hub.measures.recent import NUM_REASONS, NUM_WARNINGS, History

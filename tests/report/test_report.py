@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file, events
 from fa_rollout.account.bound import Bound
 from fa_rollout.account.figures import TimeSpent
 from fa_rollout.cli import main
@@ -54,7 +54,7 @@ def test_the_trainers_time_is_the_hubs_own_and_adds_up(recorded: Recorded, histo
 
 
 def test_counts_are_the_hubs_own_and_those_of_a_run_that_goes_on_add_up(recorded: Recorded) -> None:
-    log = list(events.read(recorded.folder / events.FILE_NAME))
+    log = list(event_file.read(recorded.folder / event_file.FILE_NAME))
     for length in range(1, len(log) + 1, 7):
         (part,) = histories(log[:length])
         books = part.books

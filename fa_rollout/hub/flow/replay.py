@@ -8,7 +8,7 @@ given back or a checkpoint was loaded, replaces what it was and all that came af
 from dataclasses import dataclass
 from pathlib import Path
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file, events
 from fa_rollout.config import ConfigError
 from fa_rollout.hub.flow import composition
 from fa_rollout.hub.flow.books import Books
@@ -83,7 +83,7 @@ def read(path: str | Path) -> Recording:
     """
     steps: dict[int, events.StepComposed] = {}
     try:
-        for event in events.read(Path(path)):
+        for event in event_file.read(Path(path)):
             if isinstance(event, events.StepComposed):
                 steps = {number: other for number, other in steps.items() if number < event.step}
                 steps[event.step] = event

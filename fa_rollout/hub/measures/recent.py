@@ -9,8 +9,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from fa_rollout.account.events import kind_of
 from fa_rollout.account.figures import StepFigures, TimeSpent, UpdateFigures
+from fa_rollout.account.reasons import kind_of
 from fa_rollout.account.snapshot import Reason, WarningText
 from fa_rollout.hub.flow.composition import staleness
 from fa_rollout.hub.flow.flow import Step

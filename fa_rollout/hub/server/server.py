@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fa_rollout.account import events
+from fa_rollout.account import event_file, events
 from fa_rollout.config import Config
 from fa_rollout.hub.hub import Hub
 from fa_rollout.hub.io.event_log import EventLog
@@ -81,7 +81,7 @@ class Server:
         self._segment = Segment.create(config.ring.bytes)
         on_free = self._poison if config.ring.poison else None
         folder = Path(config.run.output_dir) if config.run.output_dir else None
-        self._log = EventLog(None if folder is None else folder / events.FILE_NAME)
+        self._log = EventLog(None if folder is None else folder / event_file.FILE_NAME)
         self._hub = Hub(
             config,
             run=run,
