@@ -56,9 +56,9 @@ class StepFigures(Part):
 
     step: int
     version: int
-    """That it was trained under."""
+    """The weight version that trained it."""
     time_s: float
-    """When its last rank was done; unix time."""
+    """When its last rank finished; unix time."""
     num_groups: int
     num_samples: int
     num_tokens: int
@@ -66,15 +66,15 @@ class StepFigures(Part):
     response_tokens: int
     reward_mean: float
     staleness_max: int | None
-    """None where an engine told no version."""
+    """None if an engine reported no version."""
     staleness_mean: float | None
     """Over groups, each by its oldest token."""
     spent: TimeSpent
-    """Since the end of the step before."""
+    """Since the end of the previous step."""
     is_first: bool = False
     """Of a trainer's life: its wait is start-up."""
     busy: float | None = None
-    """Share of what the engines can do that they did, when it ended; None: unknown."""
+    """Engine load when it ended, as a share of capacity; None: unknown."""
 
 
 class UpdateFigures(Part):
@@ -87,4 +87,4 @@ class UpdateFigures(Part):
     load_s: float
     """Until every engine had confirmed."""
     bubble_s: float
-    """Engines stood still."""
+    """Engines were paused."""

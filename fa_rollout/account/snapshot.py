@@ -20,23 +20,23 @@ RING_SPACE = "ring space"
 
 
 class RunPhase(StrEnum):
-    """How far the run is."""
+    """The state of the run."""
 
     STARTING = "starting"
-    """The generator has not read the data yet, or does not reach the engines."""
+    """The generator has not read the data yet, or cannot reach the engines."""
     RUNNING = "running"
     ENDING = "ending"
-    """No step begins any more."""
+    """No further step starts."""
     GIVEN_UP = "given_up"
 
 
 class TrainerPhase(StrEnum):
-    """What the trainer as a whole, or one rank, does now."""
+    """What the trainer, or one rank, is doing now."""
 
     ABSENT = "absent"
     """No rank is attached."""
     ATTACHING = "attaching"
-    """Some ranks are here, others not yet."""
+    """Some ranks are attached, others not yet."""
     WAITING = "waiting"
     """All ranks are in `next_batch`: the trainer could compute, and has no data."""
     WAITING_FOR_RANKS = "waiting_for_ranks"
@@ -50,16 +50,16 @@ class TrainerPhase(StrEnum):
 
 
 class RunFigures(Part):
-    """The run as it is configured, and how long it has been up."""
+    """The run's configuration and uptime."""
 
     name: str
     phase: RunPhase
     uptime_s: float
-    """Of this life of the hub."""
+    """Since the hub started."""
     step: int
-    """Next step to be composed: those below are trained, or in the ranks' hands."""
+    """The next step to compose: lower ones are trained, or the ranks are training them."""
     num_trained: int
-    """Steps that every rank has trained, those before a checkpoint included."""
+    """Steps that every rank has trained, including those before a checkpoint."""
     version: int
     """Published version."""
     lineage: str
@@ -71,7 +71,7 @@ class RunFigures(Part):
     """The bound."""
     staleness_policy: str
     ending: str | None = None
-    """Why it ends, or was given up."""
+    """Why it ends, or failed."""
 
 
 class RankFigures(Part):
@@ -82,7 +82,7 @@ class RankFigures(Part):
     pid: int
     phase: TrainerPhase
     since_s: float
-    """In this phase for so long."""
+    """Time in this phase."""
     step: int | None = None
     """That it is in."""
     num_leases: int = 0
@@ -101,24 +101,24 @@ class TrainerFigures(Part):
     spent: TimeSpent
     """Since the first batch."""
     recent: TimeSpent
-    """Over the last steps: at least half a minute, and five steps where there are so many."""
+    """Over the last steps: at least half a minute, and at least five steps if there are five."""
     in_update: str = "idle"
     """How far the weight update is: `idle`, `entering`, `open` (ranks write), `publishing` (engines load)."""
 
 
 class GroupFigures(Part):
-    """Where the prompt groups are; `taken` is the sum of all others."""
+    """Prompt groups by state; `taken` is the sum of all others."""
 
     taken: int = 0
     queued: int = 0
-    """Given back, to be issued again."""
+    """Returned, to be issued again."""
     issued: int = 0
     """The generator has them, no engine yet."""
     running: int = 0
     committed: int = 0
     """In the ring, ready for the trainer."""
     handed: int = 0
-    """In the trainer's hands."""
+    """Handed to the trainer."""
     trained: int = 0
     filtered: int = 0
     failed: int = 0
@@ -130,14 +130,14 @@ class GroupFigures(Part):
 
 
 class GeneratorFigures(Part):
-    """The generator process; all zero while none lives."""
+    """The generator process; all zero while none is running."""
 
     is_up: bool = False
     num_restarts: int = 0
     pulse_age_s: float | None = None
-    """Since it last reported; None: it has not yet."""
+    """Since its last report; None: no report yet."""
     num_queued: int = 0
-    """Groups that wait for a place at the engines."""
+    """Groups that wait for a slot at the engines."""
     num_running: int = 0
     num_waiting_for_ring: int = 0
     """Finished groups without room in the ring."""
@@ -146,7 +146,7 @@ class GeneratorFigures(Part):
     waiting_for_engines: int = 0
     """Requests without a slot."""
     capacity: int = 0
-    """Samples that engines take at once."""
+    """Samples that engines run at once."""
     load: float | None = None
     """Share of the capacity in use, mean of the last half minute."""
     busy: float | None = None
@@ -158,16 +158,16 @@ class GeneratorFigures(Part):
     rewards_failed: int = 0
     evaluations: int = 0
     tokens_total: int = 0
-    """Sampled, over all lives."""
+    """Sampled, over all restarts."""
     requests_total: int = 0
     aborts_total: int = 0
     restarts_total: int = 0
-    """Answers that began again from the prompt."""
+    """Answers that were restarted from the prompt."""
     discarded_tokens_total: int = 0
     tokens_per_s: float = 0.0
     """Tokens of answers that came back, mean of the last half minute."""
     loop_gap_ms: float = 0.0
-    """Longest hold-up of its event loop in the last second."""
+    """Longest time its event loop was blocked in the last second."""
 
 
 class EngineState(Part):
@@ -185,11 +185,11 @@ class EngineState(Part):
     alone_tokens_per_s: float | None = None
     """Speed of one answer at the lowest load seen; None: no answer yet."""
     most_tokens_per_s: float | None = None
-    """What the engine would make with all slots in use; None: the loads seen are too much alike to tell."""
+    """Tokens per second with all slots in use; None: the loads seen are too similar to estimate it."""
 
     @property
     def complaint(self) -> str:
-        """Its address, and what it said last."""
+        """Its address and its last error."""
         return f"{self.url}: {self.now.last_error or 'no answer'}"
 
 
@@ -198,7 +198,7 @@ class RingFigures(Part):
 
     bytes: int
     span_bytes: int
-    """From the oldest record to the newest: what cannot be written to."""
+    """From the oldest record to the newest: the part that cannot be overwritten."""
     live_bytes: int
     watermark_bytes: int
     """Largest span so far."""
@@ -212,7 +212,7 @@ class RingFigures(Part):
 
 
 class StalenessFigures(Part):
-    """How old what is under way would be if trained now, in versions; None: nothing is, or unknown."""
+    """Staleness of unfinished groups if trained now, in versions; None: there are none, or unknown."""
 
     running_max: int | None = None
     ready_max: int | None = None
@@ -221,7 +221,7 @@ class StalenessFigures(Part):
 
 
 class Totals(Part):
-    """Sums since the start of this life of the hub."""
+    """Totals since the hub started."""
 
     steps: int = 0
     samples: int = 0
@@ -234,7 +234,7 @@ class Totals(Part):
 
 
 class Wait(Part):
-    """Somebody waits for something."""
+    """One wait: who waits for what."""
 
     who: str
     what: str
@@ -242,11 +242,11 @@ class Wait(Part):
 
 
 class WarningText(Part):
-    """Something degraded that repairs itself."""
+    """A degraded state that repairs itself."""
 
     text: str
     age_s: float
-    """Since it was last said."""
+    """Since it was last reported."""
     count: int = 1
 
 
@@ -256,7 +256,7 @@ class Reason(Part):
     outcome: str
     """`failed`, `filtered`, `dropped`."""
     reason: str
-    """The first words."""
+    """Its first words."""
     count: int
     last: str
     """The latest one in full."""
@@ -264,7 +264,7 @@ class Reason(Part):
 
 
 class Snapshot(Part):
-    """The whole."""
+    """The whole run."""
 
     time_s: float
     """Unix time."""
@@ -277,7 +277,7 @@ class Snapshot(Part):
     staleness: StalenessFigures
     totals: Totals
     steps: list[StepFigures] = []
-    """The latest, oldest first. A line of metrics.jsonl has those since the line before."""
+    """The latest, oldest first. A line of metrics.jsonl has those since the previous line."""
     updates: list[UpdateFigures] = []
     """The latest, oldest first; as `steps`."""
     waits: list[Wait] = []
@@ -289,5 +289,5 @@ class Snapshot(Part):
 
     @property
     def engines_out(self) -> list[EngineState]:
-        """Those that get no requests, or answer them with nothing but errors."""
+        """Engines that get no requests, or answer with errors only."""
         return [engine for engine in self.engines if engine.health in ("out", "failing")]

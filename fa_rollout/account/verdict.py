@@ -21,28 +21,28 @@ LOADING_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to know at a glance."""
+    """The verdict in brief."""
 
     level: Level
     headline: str
     why: str = ""
     """The cause, and what to do."""
     bound: Bound | None = None
-    """What limits the run; None where that was not asked."""
+    """What limits the run; None if it was not determined."""
     notes: list[str] = field(default_factory=list)
-    """Of a whole run: what else there was."""
+    """Further findings on a whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the verdict on a whole run rests on."""
+    """The input of the verdict on a whole run."""
 
     stretch: Stretch
     """Since its first batch."""
     staleness_max: int | None = None
     """That was seen."""
     bubble_share: float = 0.0
-    """Of wall time, that engines were paused for updates."""
+    """Share of wall time in which engines were paused for updates."""
     num_ended: int = 0
     """Groups that ended."""
     num_filtered: int = 0
@@ -50,7 +50,7 @@ class RunFacts:
     worst_reason: str = ""
     num_generator_deaths: int = 0
     mistake: str = ""
-    """Why it ended early; empty where it did not."""
+    """Why it ended early; empty if it did not."""
 
 
 def judge(now: Snapshot, looks: Sequence[Snapshot] = ()) -> Verdict:
@@ -59,7 +59,7 @@ def judge(now: Snapshot, looks: Sequence[Snapshot] = ()) -> Verdict:
 
 
 def judge_run(facts: RunFacts) -> Verdict:
-    """Of a whole run."""
+    """The verdict on a whole run."""
     verdict = _of_stretch(facts.stretch)
     level, told = verdict.level, verdict.headline
     if facts.mistake:
@@ -161,7 +161,7 @@ def stretch_of(now: Snapshot, looks: Sequence[Snapshot]) -> Stretch:
 
 
 def _remark(now: Snapshot) -> str:
-    """What is worth knowing about a healthy run."""
+    """The details of a healthy run."""
     groups = now.groups
     settled = groups.trained + groups.failed
     if settled and groups.failed > 0.05 * settled:

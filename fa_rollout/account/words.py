@@ -30,12 +30,12 @@ def size(num_bytes: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """`34%`, or `-` where nothing is known."""
+    """`34%`, or `-` if unknown."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def number(value: float) -> str:
-    """Three digits that matter, whole below 10,000: `0.123`, `12.3`, `1,234`, `56.7k`, `8.9M`."""
+    """Three significant digits, all digits below 10,000: `0.123`, `12.3`, `1,234`, `56.7k`, `8.9M`."""
     if abs(value) < 9999.5 and (value == int(value) or abs(value) >= 999.5):
         return f"{value:,.0f}"
     unit = 0

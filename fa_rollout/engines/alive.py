@@ -1,6 +1,6 @@
-"""Whether a server answers, asked beside other work. No HTTP library: the launcher's family stays light.
+"""Checks in the background whether a server answers. Uses no HTTP library, so that the launcher stays light.
 
-Invariant: asking never holds the asker up; time in which the asker itself did not look is no silence.
+Invariant: a check never blocks the caller; time in which the caller itself did not poll does not count.
 """
 
 import http.client
@@ -13,14 +13,14 @@ from fa_rollout.engines.service import Service, ServiceError
 from fa_rollout.engines.with_key import KEY_VARIABLE
 
 _PATH = "/model_info"
-"""Answered in a pause too, when a health check would be silent."""
+"""Answered during a pause too, unlike a health check."""
 _ASK_EVERY_S = 5.0
 _LONGEST_LOOK_S = 2.0
-"""Between two looks; what is beyond that was not spent waiting."""
+"""Longest time that counts between two polls."""
 
 
 class Question:
-    """One GET, in a thread of its own."""
+    """One GET request, in its own thread."""
 
     def __init__(self, url: str, path: str, timeout_s: float) -> None:
         self.url = url
@@ -29,7 +29,7 @@ class Question:
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
         self._path = path
         self.status: int | None = None
-        """None while no answer came, or if none will."""
+        """None before the answer, or if the request failed."""
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
@@ -53,7 +53,7 @@ def _with_key() -> dict[str, str]:
 
 
 class ParentListener:
-    """Notices when a server that works stops answering: one that hangs is as bad as one that died."""
+    """Detects a server that stops answering: one that hangs must be replaced like one that died."""
 
     def __init__(self, service: Service, limit_s: float) -> None:
         self._service = service
@@ -63,10 +63,10 @@ class ParentListener:
         self._silent_s = 0.0
 
     def look(self) -> None:
-        """To be called a few times a second.
+        """Call it a few times a second.
 
         Raises:
-            ServiceError: no answer of any kind came for the limit.
+            ServiceError: the server did not answer within the limit.
         """
         now_s = time.monotonic()
         self._silent_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
@@ -77,6 +77,6 @@ class ParentListener:
             self._question = None
         if self._silent_s > self._limit_s:
             name, url = self._service.name, self._service.url
-            raise ServiceError(f"{name} must answer at {url}; it was silent for {self._limit_s:g} s")
+            raise ServiceError(f"{name} did not answer at {url} for {self._limit_s:g} s")
         if self._question is None and self._silent_s >= min(_ASK_EVERY_S, self._limit_s / 4):
             self._question = Question(self._service.url, _PATH, self._limit_s)

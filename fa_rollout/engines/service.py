@@ -1,4 +1,4 @@
-"""A server that somebody else wrote, and that is run as it is: SGLang, its router."""
+"""A third-party server that is run as it is: SGLang or its router."""
 
 import random
 import socket
@@ -11,27 +11,27 @@ HOST = "127.0.0.1"
 
 
 class ServiceError(FaRolloutError, RuntimeError):
-    """A server that does not come up, or does not answer any more."""
+    """A server did not start, or stopped answering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One process to be run, and where it tells that it works."""
+    """One process to run, and its health check."""
 
     name: str
     command: list[str]
     url: str
     health_path: str
-    """Answered by 200 once it works."""
+    """Returns 200 once the server is ready."""
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None
-    """That it works in; None: a scratch folder of its own."""
+    """Working directory; None: a scratch folder."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, nor on the one 10000 above, which SGLang wants too.
+    """A free port whose number plus 10000 is free too, since SGLang uses both.
 
-    Below those that the kernel hands out for connections, so that it stays free for a while.
+    Below the kernel's range for outgoing connections, so that it stays free for a while.
 
     Raises:
         ServiceError: none was found.
@@ -39,7 +39,7 @@ def free_port() -> int:
     for port in random.sample(range(20000, 31000), k=100):
         if _is_free(port) and _is_free(port + 10000):
             return port
-    raise ServiceError("a port between 20000 and 31000 must be free, found none in 100 tries")
+    raise ServiceError("found no free port between 20000 and 31000 in 100 tries")
 
 
 def _is_free(port: int) -> bool:

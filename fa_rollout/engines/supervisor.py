@@ -1,9 +1,9 @@
-"""Runs services one behind the other until told to stop, and leaves nothing behind.
+"""Starts services one after the other, runs them until it is stopped, and removes everything they leave.
 
-In: services, a parent to outlive by no more than a moment. Out: an exit status; a line of JSON once all of
-them work. Invariant: only processes below this one are ever signalled, and when it ends none of them is
-left, nor their files in /dev/shm and /tmp; should it be killed, the next start takes the files away. Never by
-SIGTERM: SGLang 0.5.15 then waits for requests that it refused.
+In: services, and a parent; it exits soon after the parent. Out: an exit status; a line of JSON once all
+services are ready. Invariant: it only signals its descendants, and when it exits, none of them is left, nor
+their files in /dev/shm and /tmp; if it is killed, the next start removes the files. It never uses SIGTERM:
+SGLang 0.5.15 then waits for requests that it refused.
 
     python -m fa_rollout.engines.supervisor --url URL [--health-path P] [--silence S] -- COMMAND ...
 """
@@ -39,8 +39,8 @@ _END_S = 5.0
 _TRACKER = "multiprocessing.resource_tracker"
 
 
-class _Told(Exception):
-    """Somebody wants an end: a signal came, or the parent is gone."""
+class _Stopped(Exception):
+    """A signal was received, or the parent has exited."""
 
 
 class Supervisor:
@@ -54,24 +54,24 @@ class Supervisor:
         parent_pid: int | None,
         silence_s: float | None = None,
     ) -> None:
-        """`log`: None: where this process's output goes. `silence_s`: a service that answers nothing for so
-        long is taken for hung; None: never."""
+        """`log`: None: this process's streams. `silence_s`: a service that does not answer for this long
+        counts as hung; None: no limit."""
         self._services = services
         self._log = log
         self._parent = None if parent_pid is None else ParentWatch(parent_pid)
         self._silence_s = silence_s
         self._children: list[ChildProcess] = []
         self._files: set[Path] = set()
-        self._is_told = False
+        self._is_stopped = False
         self._adoption = ExitStack()
         # Not below TMPDIR: the paths of SGLang's sockets may have 107 characters.
         self._scratch = RunDirectory.create(Path("/tmp"))
 
     def run(self, ready_fd: int | None, timeout_s: float) -> int:
-        """Start, announce, watch; 0 when told to end, 1 when a service ended by itself.
+        """Start, announce, watch; returns 0 when stopped, 1 when a service exited by itself.
 
         Raises:
-            ServiceError: a service does not come up within `timeout_s`, or was silent for too long.
+            ServiceError: a service did not start within `timeout_s`, or stopped answering.
         """
         try:
             for service in self._services:
@@ -79,7 +79,7 @@ class Supervisor:
                 self._await_health(service, time.monotonic() + timeout_s)
             self._announce(ready_fd)
             self._watch()
-        except _Told:
+        except _Stopped:
             return 0
         return 1
 
@@ -100,9 +100,10 @@ class Supervisor:
         while not self._is_well(service):
             self._note_files()
             if child.status is not None:
-                raise ServiceError(f"{service.name} must come up, it ended with status {child.status}")
+                raise ServiceError(f"{service.name} failed to start: it exited with status {child.status}")
             if time.monotonic() > deadline:
-                raise ServiceError(f"{service.name} must answer {service.url}{service.health_path} in time")
+                url = service.url + service.health_path
+                raise ServiceError(f"{service.name} did not answer {url} in time")
             self._rest(_POLL_S)
         self._note_files()
 
@@ -121,7 +122,7 @@ class Supervisor:
             os.close(ready_fd)
 
     def _watch(self) -> None:
-        """Until a service ends."""
+        """Return when a service exits."""
         limit_s = self._silence_s
         listeners = (
             [] if limit_s is None else [ParentListener(service, limit_s) for service in self._services]
@@ -132,14 +133,14 @@ class Supervisor:
                 listener.look()
 
     def _rest(self, seconds: float) -> None:
-        """Sleep; raises _Told when there is a reason to end."""
+        """Sleep; raises _Stopped after a signal or the parent's exit."""
         parent = self._parent
         select.select([] if parent is None or parent.pidfd is None else [parent.pidfd], [], [], seconds)
-        if self._is_told or (parent is not None and parent.has_ended()):
-            raise _Told
+        if self._is_stopped or (parent is not None and parent.has_ended()):
+            raise _Stopped
 
     def _note_files(self) -> None:
-        """The scheduler's load reports: a killed one leaves them in /dev/shm."""
+        """Remember the scheduler's load reports: a killed scheduler leaves them in /dev/shm."""
         for process in self._below():
             try:
                 opened = process.open_files()
@@ -151,7 +152,7 @@ class Supervisor:
         return list(psutil.Process().children(recursive=True))
 
     def _end(self) -> None:
-        """Kill all but the trackers, which then take back what shared names are left, and end too."""
+        """Kill all but the resource trackers, which then remove leftover shared memory and exit."""
         below = self._below()
         for process in below:
             _kill_unless_tracker(process)
@@ -165,12 +166,12 @@ class Supervisor:
         self._scratch.close()
 
     def __enter__(self) -> "Supervisor":
-        def tell(number: int, frame: FrameType | None) -> None:
-            self._is_told = True
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._is_stopped = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, tell)
-        # The children of a service that dies become ours, and are found below us.
+            signal.signal(number, stop)
+        # The children of a service that dies become children of this process.
         self._adoption.enter_context(adopted())
         return self
 

@@ -157,7 +157,9 @@ METRICS = (
     # --- generator ---
     _gauge("generator_up", "generator.is_up", "1 while a generator lives that can take groups."),
     _counter("generator_restarts", "generator.num_restarts", "Replacements of the generator."),
-    _gauge("generator_loop_gap_seconds", _loop_gap, "Longest hold-up of its loop in the last second."),
+    _gauge(
+        "generator_loop_gap_seconds", _loop_gap, "Longest time its event loop was blocked in the last second."
+    ),
     _counter("tokens", "generator.tokens_total", "Tokens that engines answered with."),
     _gauge("tokens_per_second", "generator.tokens_per_s", "The same, mean of half a minute."),
     _counter("discarded_tokens", "generator.discarded_tokens_total", "Tokens thrown away by restarts."),

@@ -1,4 +1,4 @@
-"""Engines on a virtual clock: slots, decoding, standing still.
+"""Engines on a virtual clock: slots, decoding, pauses.
 
 In: requests. Out: `started` when one gets a slot, `done` when it has all its tokens. Decoding is the fluid of
 `decoder`: the requests of an engine share one progress.
@@ -27,7 +27,7 @@ class SimulatedRequest:
     attempt: int
     length: int
     version: int = -1
-    """Oldest that sampled a token of it."""
+    """Oldest version that sampled one of its tokens."""
     job: Decoding | None = None
     engine: "SimulatedEngine | None" = None
     is_over: bool = False
@@ -79,7 +79,7 @@ class SimulatedEngines:
         self._fill()
 
     def cancel(self, request: SimulatedRequest) -> None:
-        """A request ends as it is; `done` is not called."""
+        """End a request as it is; `done` is not called."""
         request.is_over = True
         engine = request.engine
         if engine is not None:
@@ -87,15 +87,15 @@ class SimulatedEngines:
             self._fill()
 
     def pause(self) -> None:
-        """All stand still."""
+        """Pause all engines."""
         self._is_paused = True
         for engine in self._engines:
             engine.decoder.advance(self._env.now)
             engine.decoder.freeze()
             self._arm(engine)
 
-    def go_on(self, *, restart: bool) -> list[SimulatedRequest]:
-        """All go on; with `restart`, what is half-made begins anew, and is returned."""
+    def resume(self, *, restart: bool) -> list[SimulatedRequest]:
+        """Continue all engines; with `restart`, unfinished requests restart and are returned."""
         self._is_paused = False
         again: list[SimulatedRequest] = []
         for engine in self._engines:

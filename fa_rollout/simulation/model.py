@@ -88,7 +88,7 @@ class _Run:
         news.succeed()
 
     def stop(self) -> None:
-        """Cancel what no step can train any more."""
+        """Cancel groups that no step can train."""
         for name in self.flow.take_hopeless():
             for key in [key for key in self.samples if key[0] == name]:
                 self.outcome.dropped_lengths.append(sum(self.lengths[name]))
@@ -167,7 +167,7 @@ class _Run:
         self.engines.pause()
         yield self.env.timeout(self.scenario.update_s)
         self.flow.published(self.flow.version + 1)
-        again = self.engines.go_on(restart=self.scenario.partial == "restart")
+        again = self.engines.resume(restart=self.scenario.partial == "restart")
         self.outcome.num_restarts += len(again)
         for request in again:
             request.version = self.flow.version
@@ -179,7 +179,7 @@ def simulate(scenario: Scenario) -> SimulationOutcome:
     """Play a scenario to its last step.
 
     Raises:
-        RuntimeError: the flow control stands still for good; the text says who waits for whom.
+        RuntimeError: the flow control is deadlocked; the text says who waits for whom.
     """
     run = _Run(scenario)
     trainer = run.env.process(run.trainer())

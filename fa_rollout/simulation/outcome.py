@@ -1,4 +1,4 @@
-"""What a simulated run showed.
+"""The result of a simulated run.
 
 Shares and means leave out the first tenth of the steps, in which the pipeline fills.
 """

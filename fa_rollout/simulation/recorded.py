@@ -1,6 +1,6 @@
-"""A run that was, as a scenario: its lengths and times, read from its folder.
+"""A recorded run as a scenario: its lengths and times, read from its folder.
 
-In: `events.jsonl`. Out: a `Scenario` that should show what the run showed; its knobs are free to change then.
+In: `events.jsonl`. Out: a `Scenario` that should reproduce the run's figures; its knobs can then be changed.
 """
 
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ from fa_rollout.simulation.scenario import Scenario, recorded_lengths
 
 
 def scenario_of(folder: Path) -> Scenario:
-    """The last launch that a run's folder tells of.
+    """The last launch recorded in a run's folder.
 
     The decode rate is that of each group's longest answer, from its dispatch to its record, scoring included;
     where answers wait for a slot it is too low. Engines' total rate, prefill and scoring are not told apart.
     Only groups that were finished have lengths: a run that dropped slow ones looks quicker than it would be.
 
     Raises:
-        ConfigError: there is no log, or too little in it.
+        ConfigError: the log is missing or has too few events.
     """
     path = folder / FILE_NAME if folder.is_dir() else folder
     try:
@@ -67,7 +67,7 @@ def _scenario(history: History, path: Path) -> Scenario:
 
 
 def _train_s(history: History) -> float:
-    """From a batch in the slowest rank's hands to its end, without updates."""
+    """From the hand-over of a batch to the end of the slowest rank, without updates."""
     times = [
         max(part.finished_s - part.handed_s for part in step.ranks.values() if part.finished_s is not None)
         for step in history.steps.values()

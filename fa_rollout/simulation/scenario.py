@@ -57,7 +57,7 @@ def lengths_of_file(path: Path, high: int) -> Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A run that might be."""
+    """The assumptions of a simulated run."""
 
     num_steps: int = 60
     groups_per_step: int = 8
@@ -75,7 +75,7 @@ class Scenario:
     """Only their bytes in the ring count."""
     num_engines: int = 1
     num_slots: int = 32
-    """Requests that one engine serves at once."""
+    """Requests that one engine runs at once."""
     tokens_per_s: float = 1500.0
     """Decode rate of one request, alone."""
     total_tokens_per_s: float = 0.0
@@ -86,9 +86,9 @@ class Scenario:
     """From a group's last token to its record; it holds no slot."""
     train_s: float = 1.0
     write_s: float = 0.0
-    """Time that the trainer writes weights while the engines go on."""
+    """Time that the trainer writes weights while engines continue."""
     update_s: float = 0.05
-    """Time that engines stand still for an update."""
+    """Time that engines are paused for an update."""
     ring_bytes: int = VAST_RING_BYTES
     """Admission plans with it; a record that must wait for room is not modelled."""
     seed: int = 0

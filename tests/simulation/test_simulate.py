@@ -225,7 +225,7 @@ def test_the_configuration_gives_the_knobs(tmp_path: Path) -> None:
         (["--sweep", "staleness=x"], "values such as 4"),
         (["--sweep", "staleness=0..99", "engines=1,2,3,4,5,6,7,8,9,10,11"], "1000 settings"),
         (["--sweep", "policy=maybe"], "staleness_policy"),
-        (["--picture", "x.svg"], "give --sweep"),
+        (["--picture", "x.svg"], "add --sweep"),
         (["--lengths", "lognormal:1"], "lognormal:MEDIAN:SIGMA"),
         (["--lengths", "nowhere"], "whole numbers"),
         (["--train-s", "soon"], "30s"),
