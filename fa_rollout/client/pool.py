@@ -14,9 +14,9 @@ from typing import Any, Self
 from fa_rollout.client.base.background import Background
 from fa_rollout.client.base.clock import ActiveClock
 from fa_rollout.client.base.errors import ClientError, ControlFailed, ControlRefused
+from fa_rollout.client.base.pacing import Pacing
 from fa_rollout.client.base.patience import Patience, Trouble
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine.network import open_session
 from fa_rollout.client.engine.standing import EngineInfo
 from fa_rollout.client.fleet.dispatch import Balance, Lane, LaneDispatcher
@@ -162,7 +162,7 @@ class EnginePool:
                 recovery=self._recovery,
                 is_router=self._router,
             ),
-            turnstile=Turnstile(),
+            pacing=Pacing(),
             vocab_size=self._vocab_size,
         )
         self.weights = WeightUpdates(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fa_rollout.client import Completion, EnginePool
-from fa_rollout.client.base.portions import Turnstile
+from fa_rollout.client.base.pacing import Pacing
 from fa_rollout.client.requests import sender
 from fa_rollout.client.wire.decode import decode_reply
 from tests.client.client_kit import ask_many, run_with
@@ -15,11 +15,11 @@ from tests.kit.scripted import Lengths, Rule, Script, ScriptedEngine
 
 def test_a_burst_of_work_passes_in_order_and_in_portions() -> None:
     async def work() -> None:
-        turnstile = Turnstile(turn_s=0.01)
+        pacing = Pacing(turn_s=0.01)
         turn, passed = 0, []
 
         async def pass_through(position: int) -> None:
-            await turnstile.enter(0.002)
+            await pacing.enter(0.002)
             passed.append((turn, position))
 
         async with asyncio.TaskGroup() as group:
@@ -37,11 +37,11 @@ def test_a_burst_of_work_passes_in_order_and_in_portions() -> None:
 
 def test_work_larger_than_a_turn_passes_alone() -> None:
     async def work() -> None:
-        turnstile = Turnstile(turn_s=0.01)
+        pacing = Pacing(turn_s=0.01)
         turn, passed = 0, []
 
         async def pass_through() -> None:
-            await turnstile.enter(1.0)
+            await pacing.enter(1.0)
             passed.append(turn)
 
         async with asyncio.TaskGroup() as group:

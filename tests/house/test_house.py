@@ -58,7 +58,7 @@ PUBLIC = {"trainer_hook/losses/"}
 UNPASSED: set[str] = {
     "fa_rollout/__init__.py:entry:evaluation",
     "fa_rollout/client/base/clock.py:ActiveClock.__init__:now",
-    "fa_rollout/client/base/portions.py:Turnstile.__init__:turn_s",
+    "fa_rollout/client/base/pacing.py:Pacing.__init__:turn_s",
     "fa_rollout/client/wire/address.py:engine_url:default_port",
     "fa_rollout/config/paths.py:expanded:environment",
     "fa_rollout/data/chat.py:_tojson:ensure_ascii",

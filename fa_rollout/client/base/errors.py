@@ -1,4 +1,4 @@
-"""Errors of the engine client: what a request, or a control call, can end in besides a result."""
+"""Errors of the engine client, for requests and control calls."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -7,7 +7,7 @@ from shm.errors import FaRolloutError
 
 
 class FailureClass(StrEnum):
-    """What kind of trouble a request ran into; the kind alone decides what is done about it."""
+    """The kind of a request's failure, which decides whether and where it is retried."""
 
     TRANSIENT = "transient"
     """Connection refused, reset or dropped, 500, 502, 504: the engine's condition, waited out in time."""
@@ -22,12 +22,12 @@ class FailureClass(StrEnum):
 
     @property
     def is_condition(self) -> bool:
-        """Whether it says something of the server, and nothing of the request."""
+        """Whether it is the server's condition and not the request's fault."""
         return self in (FailureClass.TRANSIENT, FailureClass.OVERLOAD)
 
 
 class ClientError(FaRolloutError):
-    """Root of the errors of the engine client."""
+    """Base class of the engine client's errors."""
 
 
 class RequestFailed(ClientError, RuntimeError):
@@ -37,13 +37,13 @@ class RequestFailed(ClientError, RuntimeError):
 
 
 class RequestRefused(RequestFailed, ValueError):
-    """The engine, or a check on this side, refuses the request for good."""
+    """The engine, or a check before sending, refused the request permanently."""
 
     failure: ClassVar[FailureClass] = FailureClass.PERMANENT
 
 
 class InvalidReply(RequestFailed, ValueError):
-    """An answer whose ids, log-probabilities or versions are missing, short, not finite or in conflict."""
+    """A reply whose ids, log-probabilities or versions are missing, short, not finite or contradictory."""
 
     failure: ClassVar[FailureClass] = FailureClass.INVALID
 
@@ -55,11 +55,11 @@ class RequestTimedOut(RequestFailed, TimeoutError):
 
 
 class EngineUnavailable(ClientError, ConnectionError):
-    """No engine answers; the text names each engine and its last error. No request is to blame for it."""
+    """No engine answers, through no fault of the request; the text names each engine and its last error."""
 
 
 class AnswerTooLong(ClientError, ValueError):
-    """An answer is longer than any true one could be."""
+    """A reply is longer than any valid reply could be."""
 
 
 class ControlFailed(ClientError, RuntimeError):
@@ -67,24 +67,24 @@ class ControlFailed(ClientError, RuntimeError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same call may be accepted later."""
+        """Whether a retry of the same call may succeed."""
         return True
 
 
 class ControlUnanswered(ControlFailed):
-    """A control call without an answer in time: nobody knows whether it was carried out."""
+    """A control call was not answered in time; whether it took effect is unknown."""
 
 
 class EnginePaused(ControlFailed):
-    """An engine that stands still, paused by somebody who alone may end that."""
+    """The engine was paused by another client, which must continue it."""
 
 
 class KeyRefused(ControlFailed):
-    """An engine wants another key than it was given; waiting does not help."""
+    """The engine refused the API key; a retry does not help."""
 
 
 class ControlRefused(ControlFailed):
-    """A control call that was answered, with a refusal."""
+    """The engine answered a control call with a refusal."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -93,18 +93,18 @@ class ControlRefused(ControlFailed):
 
     @property
     def may_pass(self) -> bool:
-        """True of an overload or a fault of the server, which says nothing against the call."""
+        """True for an overload or a server error: the call itself is valid."""
         return self.status >= 500 or self.status in (408, 429)
 
 
 class NotDone(ControlRefused):
-    """A control call that the engine says it has carried out, and has not."""
+    """The engine reported success of a control call that had no effect."""
 
     @property
     def may_pass(self) -> bool:
-        """It may be carried out the next time."""
+        """A retry may succeed."""
         return True
 
 
 class EngineTaken(ClientError, RuntimeError):
-    """An engine that this run gives its weights reports weights of another run."""
+    """An engine of this run reports weights of another run."""

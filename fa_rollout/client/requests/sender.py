@@ -17,8 +17,8 @@ from fa_rollout.client.base.errors import (
     FailureClass,
     InvalidReply,
 )
+from fa_rollout.client.base.pacing import Pacing
 from fa_rollout.client.base.policy import FailurePolicy
-from fa_rollout.client.base.portions import Turnstile
 from fa_rollout.client.engine.endpoints import HttpFailure, failure_of
 from fa_rollout.client.fleet.dispatch import Lane, LaneDispatcher
 from fa_rollout.client.fleet.fleet import Fleet
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _SEND_S = 3e-4
 _ACCEPT_S = 1e-4
 _DECODE_S_PER_BYTE = 3e-9
-"""Estimates of CPU time, for the turnstile."""
+"""Estimated CPU time, for pacing."""
 
 
 class _Expired(HttpFailure):
@@ -64,7 +64,7 @@ class Sender:
     ids: WireIds
     books: RequestBooks
     retries: Retries
-    turnstile: Turnstile
+    pacing: Pacing
     vocab_size: int | None = None
 
     async def deliver(self, call: Call) -> Completion:
@@ -100,13 +100,13 @@ class Sender:
             if lane is None:
                 lane = await self._wait(call, self.dispatcher.acquire(key, call.ticket, avoid, barred))
             try:
-                await self.turnstile.enter(_SEND_S)
+                await self.pacing.enter(_SEND_S)
             except asyncio.CancelledError:
                 self.dispatcher.release(lane)
                 raise
             if not call.is_aborted and not self.dispatcher.is_held:
                 return lane
-            self.dispatcher.release(lane)  # aborted, or paused, while it stood at the turnstile
+            self.dispatcher.release(lane)  # aborted, or paused, while it waited for its turn
         raise _Interrupted
 
     async def _wait(self, call: Call, what: Awaitable[T]) -> T:
@@ -160,7 +160,7 @@ class Sender:
             HttpFailure: it is untrue, or tells an error.
         """
         lane = flight.lane
-        await self.turnstile.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
+        await self.pacing.enter(_ACCEPT_S + len(body) * _DECODE_S_PER_BYTE)
         try:
             completion = decode_reply(body, engine=lane.url, wire_id=flight.wire_id)
             self._check(call, completion)

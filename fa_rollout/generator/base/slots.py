@@ -8,7 +8,7 @@ from collections import deque
 from types import TracebackType
 
 
-class Places:
+class Slots:
     """A resizable semaphore; use `async with` to hold a slot."""
 
     def __init__(self, limit: int) -> None:

@@ -28,7 +28,7 @@ from fa_rollout.config import ConfigError
 from fa_rollout.filters import EndlessRejection
 from fa_rollout.generator.base.error_text import tellable, traced
 from fa_rollout.generator.base.gate import Gate, GateDeadline
-from fa_rollout.generator.base.slots import Places
+from fa_rollout.generator.base.slots import Slots
 from fa_rollout.generator.rollouts.execution import Slot
 from fa_rollout.generator.turns.job import GroupEnding, HeadStart, Job
 from fa_rollout.rewards.outcomes import RewardsLost
@@ -79,7 +79,7 @@ class Dispatcher:
         self._retries: deque[Job] = deque()
         self._fresh: deque[Job] = deque()
         self._running: set[Job] = set()
-        self._places = Places(capacity)
+        self._slots = Slots(capacity)
         self._num_claimed = 0
         """Samples of running groups that have a slot or wait for one."""
         self._departed: list[int] = []
@@ -126,7 +126,7 @@ class Dispatcher:
     def resize(self, capacity: int) -> None:
         """Change the number of concurrent samples."""
         self._capacity = capacity
-        self._places.resize(capacity)
+        self._slots.resize(capacity)
         self._pump()
 
     def running(self, groups: Iterable[int] | None = None) -> list[Job]:
@@ -191,7 +191,7 @@ class Dispatcher:
     async def _place(self, job: Job) -> AsyncIterator[None]:
         """A slot among the concurrent samples; oldest first."""
         try:
-            async with self._places:
+            async with self._slots:
                 yield
         finally:
             self._unclaim(job, 1)

@@ -54,7 +54,7 @@ class Evaluator:
         self._executor = executor
         self._sending = sending
         self._send = send
-        self._places = asyncio.Semaphore(config.evaluation.max_concurrent_samples)
+        self._slots = asyncio.Semaphore(config.evaluation.max_concurrent_samples)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -180,7 +180,7 @@ class Evaluator:
 
     @asynccontextmanager
     async def _place(self, job: Job) -> AsyncIterator[None]:
-        async with self._places:
+        async with self._slots:
             yield
 
 

@@ -1,18 +1,18 @@
-"""Keeps the event loop responsive: work that comes in bursts passes in portions, one per turn of the loop.
+"""Keeps the event loop responsive: work that arrives in bursts is spread over iterations of the loop.
 
-A thousand answers may land in one turn, and as many requests leave; done at once, they would hold up timers,
-control messages and everybody else's I/O for a second. Order is kept: first come, first through.
+A thousand answers may arrive in one iteration, and as many requests leave; done at once, they would delay
+timers, control messages and all other I/O by a second. Order is kept: first come, first served.
 """
 
 import asyncio
 from collections import deque
 
 TURN_S = 0.005
-"""Work let through in one turn of the loop."""
+"""CPU time of the work allowed per iteration of the loop."""
 
 
-class Turnstile:
-    """Spreads work over turns of the loop, by its estimated cost."""
+class Pacing:
+    """Spreads work over iterations of the loop, by its estimated cost."""
 
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._turn_s = turn_s
@@ -21,7 +21,7 @@ class Turnstile:
         self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
 
     async def enter(self, cost_s: float) -> None:
-        """Return when it is this work's turn; at once while the present turn has room."""
+        """Wait for this work's turn; returns immediately while the current iteration has room."""
         if not self._queue and self._spent_s < self._turn_s:
             self._spend(cost_s)
             return
@@ -36,7 +36,7 @@ class Turnstile:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Once per turn of the loop while there is work."""
+        """Runs once per iteration of the loop while there is work."""
         self._spent_s, self._is_turning = 0.0, False
         while self._queue and self._spent_s < self._turn_s:
             future, cost_s = self._queue.popleft()

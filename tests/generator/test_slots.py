@@ -1,16 +1,16 @@
-"""Places: never more taken than there are, in order of arrival, whatever is cancelled or resized."""
+"""Slots: never more taken than there are, in order of arrival, whatever is cancelled or resized."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fa_rollout.generator.base.slots import Places
+from fa_rollout.generator.base.slots import Slots
 
 
 class Crowd:
     """People who take a place and keep it until they are let go."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, slots: Slots) -> None:
+        self._places = slots
         self.inside: list[int] = []
         self._exits: dict[int, asyncio.Event] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
@@ -41,18 +41,18 @@ class Crowd:
         await asyncio.sleep(0)
 
 
-def play(limit: int, scene: Callable[[Places, Crowd], Awaitable[None]]) -> None:
+def play(limit: int, scene: Callable[[Slots, Crowd], Awaitable[None]]) -> None:
     async def main() -> None:
-        places = Places(limit)
-        crowd = Crowd(places)
-        await scene(places, crowd)
+        slots = Slots(limit)
+        crowd = Crowd(slots)
+        await scene(slots, crowd)
         await crowd.leave(*[name for name, task in crowd.tasks.items() if not task.done()])
 
     asyncio.run(main())
 
 
 def test_first_come_first_served() -> None:
-    async def scene(places: Places, crowd: Crowd) -> None:
+    async def scene(slots: Slots, crowd: Crowd) -> None:
         await crowd.come(1, 2, 3, 4)
         assert crowd.inside == [1, 2]
         await crowd.leave(2)
@@ -62,9 +62,9 @@ def test_first_come_first_served() -> None:
 
 
 def test_more_places_let_those_in_who_wait() -> None:
-    async def scene(places: Places, crowd: Crowd) -> None:
+    async def scene(slots: Slots, crowd: Crowd) -> None:
         await crowd.come(1, 2, 3)
-        places.resize(3)
+        slots.resize(3)
         await asyncio.sleep(0)
         assert crowd.inside == [1, 2, 3]
 
@@ -72,9 +72,9 @@ def test_more_places_let_those_in_who_wait() -> None:
 
 
 def test_fewer_places_put_nobody_out_and_let_nobody_in() -> None:
-    async def scene(places: Places, crowd: Crowd) -> None:
+    async def scene(slots: Slots, crowd: Crowd) -> None:
         await crowd.come(1, 2, 3, 4)
-        places.resize(1)
+        slots.resize(1)
         await crowd.leave(1, 2)
         assert crowd.inside == [3]
         await crowd.leave(3)
@@ -84,7 +84,7 @@ def test_fewer_places_put_nobody_out_and_let_nobody_in() -> None:
 
 
 def test_who_gives_up_waiting_takes_no_place_along() -> None:
-    async def scene(places: Places, crowd: Crowd) -> None:
+    async def scene(slots: Slots, crowd: Crowd) -> None:
         await crowd.come(1, 2, 3)
         await crowd.give_up(2)
         await crowd.leave(1)
@@ -94,7 +94,7 @@ def test_who_gives_up_waiting_takes_no_place_along() -> None:
 
 
 def test_who_gives_up_as_a_place_is_given_hands_it_on() -> None:
-    async def scene(places: Places, crowd: Crowd) -> None:
+    async def scene(slots: Slots, crowd: Crowd) -> None:
         await crowd.come(1, 2, 3)
         crowd._exits[1].set()
         await asyncio.sleep(0)  # 1 is on its way out, and 2 has been given its place
