@@ -131,7 +131,7 @@ class Hub:
         else:
             self._refuse_crossed()
         if self.launcher is not None:
-            self.launcher.tell(core.flow)
+            self.launcher.report(core.flow)
         if core.table.tail != core.told_tail:
             core.told_tail = core.table.tail
             core.outbox.to_generator(Tail(position=core.told_tail))

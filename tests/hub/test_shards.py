@@ -76,9 +76,9 @@ def test_each_node_has_its_own_part_of_a_checkpoint(rig: MakeRig) -> None:
 @pytest.mark.parametrize(
     ("taken_with", "loaded_with", "text"),
     [
-        (2, 1, "job of 2 nodes, and 1 run"),
-        (1, 2, "job of 1 node, and 2 run"),
-        (2, 3, "of 2 nodes, and 3 run"),
+        (2, 1, "saved with 2 nodes, this job has 1"),
+        (1, 2, "saved with 1 node, this job has 2"),
+        (2, 3, "saved with 2 nodes, this job has 3"),
     ],
 )
 def test_a_checkpoint_is_refused_by_another_number_of_nodes_in_one_sentence(
@@ -108,7 +108,7 @@ def test_a_run_that_has_trained_with_all_prompts_takes_no_node(rig: MakeRig) -> 
 
 def test_engines_are_shared_only_by_ranks_that_can_agree(rig: MakeRig) -> None:
     with rig(data={"shard": 1, "num_shards": 2}, engine={"shared": True}) as run:  # noqa: SIM117
-        with pytest.raises(HookStateError, match="pass nodes= to attach"):
+        with pytest.raises(HookStateError, match="pass nodes= to TrainerHook.attach"):
             attach(run, 1, 2)
 
 

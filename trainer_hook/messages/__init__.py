@@ -1,8 +1,8 @@
-"""The control messages: everything that hub, generator, trainer ranks and launcher say to one another.
+"""The control messages between hub, generator, trainer ranks and launcher.
 
-Tagged msgpack structs. `encode` and `decode` are the only way on and off the wire; what does not decode is
-refused as a `ChannelError`, never guessed at. A module for each direction. A message that carries
-`request` is answered by exactly one message that carries the same number.
+Tagged msgpack structs, one module per direction. Only `encode` and `decode` convert them; bytes that do not
+decode raise `ChannelError`. A message with a `request` number is answered by exactly one message with the
+same number.
 """
 
 from trainer_hook.messages.base import PROTOCOL, Message, Ping, Pong, Stop
@@ -46,11 +46,11 @@ from trainer_hook.messages.from_rank import (
     Outcome,
     QuerySnapshot,
     QueryStatistics,
+    QueryWeights,
     Released,
     RunState,
     StateCopied,
     TakeState,
-    TellWeights,
     UpdateCancel,
     UpdateEnter,
     UpdatePassed,
@@ -111,7 +111,7 @@ from trainer_hook.messages.to_rank import (
     StatisticsTaken,
     UpdateBegun,
     UpdateDone,
-    WeightsTold,
+    WeightsReport,
 )
 from trainer_hook.messages.wire import decode, encode
 
@@ -184,6 +184,7 @@ __all__ = [
     "Pulse",
     "QuerySnapshot",
     "QueryStatistics",
+    "QueryWeights",
     "Refused",
     "Released",
     "Reply",
@@ -213,7 +214,6 @@ __all__ = [
     "TakeBroadcast",
     "TakeState",
     "TakeTensors",
-    "TellWeights",
     "UpdateBegun",
     "UpdateCancel",
     "UpdateDone",
@@ -227,7 +227,7 @@ __all__ = [
     "Wanted",
     "Warned",
     "WeightsPublished",
-    "WeightsTold",
+    "WeightsReport",
     "Welcome",
     "decode",
     "encode",

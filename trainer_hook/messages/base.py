@@ -1,13 +1,13 @@
-"""What every control message is, and what goes both ways."""
+"""Base class of control messages, and messages that go both ways."""
 
 import msgspec
 
 PROTOCOL = 5
-"""Raised with every incompatible change of a message or of the record schema."""
+"""Increased with every incompatible change of a message or of the record schema."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Root of all control messages."""
+    """Base class of all control messages."""
 
 
 class Ping(Message):
@@ -21,7 +21,7 @@ class Pong(Message):
 
 
 class Stop(Message):
-    """End: take no new work, drain within the grace, exit."""
+    """Accept no new work, drain within the grace period, exit."""
 
     grace_s: float
     reason: str

@@ -1,23 +1,23 @@
-"""Engines that come and go while a run goes on: asked by people and the launcher, done by the generator."""
+"""Adding and removing engines during a run: requested by users and the launcher, done by the generator."""
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_generator import EngineFigures
 
 
 class ChangeEngines(Message):
-    """An engine joins, or leaves. An observer's is answered by `EnginesNow` or `Refused`; the
-    launcher's is not answered; the hub's to the generator by `EnginesChanged`."""
+    """Add or remove an engine. From an observer: answered by `EnginesNow` or `Refused`. From the launcher:
+    not answered. From the hub to the generator: answered by `EnginesChanged`."""
 
     request: int
     url: str
     joins: bool
-    """It gets requests as soon as it holds the current weights. False: it gets no more."""
+    """True: add it, and send requests once it has the current weights. False: remove it."""
     drain_s: float = 0.0
-    """Longest wait for the requests that an engine which leaves still has; then they go on elsewhere."""
+    """Longest wait for running requests of a leaving engine; then they move to other engines."""
 
 
 class EnginesNow(Message):
-    """Answer to `ChangeEngines`: all that are asked now."""
+    """Answer to `ChangeEngines`: the engines in use."""
 
     request: int
     engines: list[str]
@@ -26,7 +26,7 @@ class EnginesNow(Message):
 
 
 class EnginesDown(Message):
-    """The launcher's: of the engines that it starts all that do not listen now; again when that changes."""
+    """From the launcher: its engines that are not listening now; sent at every change."""
 
     urls: list[str]
 
@@ -37,10 +37,10 @@ class EnginesChanged(Message):
     request: int
     url: str
     error: str | None
-    """Why nothing was changed."""
+    """Reason if nothing was changed."""
     engines: list[str]
-    """All that are asked now."""
+    """The engines in use."""
     concurrency: int
     """Samples that they take at once."""
     figures: list[EngineFigures] = []
-    """Of each, as in a `Pulse`: who hears of the change and looks finds it."""
+    """Per engine, as in a `Pulse`, so that the next snapshot already shows the change."""

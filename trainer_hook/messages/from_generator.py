@@ -1,4 +1,4 @@
-"""What the generator says to the hub."""
+"""Messages from the generator to the hub."""
 
 from enum import StrEnum
 
@@ -9,39 +9,39 @@ from trainer_hook.messages.streaming import Audience
 
 
 class GeneratorReady(Message):
-    """The data is read, the reward is loaded, the engines answer."""
+    """Data and reward are loaded, and the engines answer."""
 
     incarnation: int
     num_prompts: int
     engines: list[str]
     spans: bool
-    """Engines tell the version of every token."""
+    """Engines report the version of every token."""
     concurrency: int
-    """Samples that the engines take at once."""
+    """Concurrent samples of all engines."""
     known_engines: bytes = b""
-    """What was found out about them, for the next life; the hub does not read it."""
+    """Findings about the engines for the next generator; opaque to the hub."""
     first_weights: str | None = None
-    """Folder of the weights that the engines started with, where all of them tell the same."""
+    """Folder of the engines' initial weights, if all engines report the same."""
     strangers: list[str] = []
-    """Engines that hold other weights than those of their start or this run's, and what they report."""
+    """Engines with weights that are neither initial nor of this run, and what they report."""
 
 
 class Dispatched(Message):
-    """The first sample of each group left for an engine, under this version."""
+    """The first sample of each group was sent to an engine, at this version."""
 
     groups: list[int]
     version: int
 
 
 class Commit(Message):
-    """A group is whole and in the ring. The hub's receipt of this message is the commit."""
+    """A complete group is in the ring. It is committed when the hub receives this message."""
 
     incarnation: int
     sequence: int
     position: int
     length: int
     lowest_open: int
-    """Ring position of the oldest open claim, or the head: all below is committed or a hole."""
+    """Ring position of the oldest open claim, or the head: everything below is committed or a hole."""
     group: int
     attempt: int
     oldest_version: int
@@ -50,21 +50,21 @@ class Commit(Message):
     response_lens: list[int]
     loss_lens: list[int]
     spans: list[list[tuple[int, int, int]]]
-    """Per sample, its version spans as (version, end, loss tokens in it): what the `mask` policy needs."""
+    """Per sample, its version spans as (version, end, loss tokens), for the `mask` policy."""
     rewards: list[float | None]
-    """By sample; None for one that is not trained, and does not count."""
+    """Per sample; None for a sample that is not trained."""
     payload: bytes = b""
-    """Where prompts are fed: passed on to the launcher."""
+    """Forwarded to a launcher that feeds prompts."""
 
 
 class Settlement(StrEnum):
-    """How a group ends that never becomes a record."""
+    """Outcome of a group that does not become a record."""
 
     FILTERED = "filtered"
     FAILED = "failed"
     DROPPED = "dropped"
     RETURNED = "returned"
-    """Given back untouched: it will be issued again."""
+    """Returned unstarted: it will be issued again."""
 
 
 class Settled(Message):
@@ -74,11 +74,11 @@ class Settled(Message):
     reason: str
     mean_response_len: float = 0.0
     payload: bytes = b""
-    """Where prompts are fed: passed on to the launcher."""
+    """Forwarded to a launcher that feeds prompts."""
 
 
 class Evaluated(Message):
-    """One prompt of an evaluation, with its samples or with why it has none."""
+    """One prompt of an evaluation, with its samples or its failure."""
 
     evaluation: int
     index: int
@@ -87,7 +87,7 @@ class Evaluated(Message):
 
 
 class EvaluationEnded(Message):
-    """Every prompt was answered for; or none will be, for the reason in `error`."""
+    """Every prompt is finished; or the evaluation failed with `error`."""
 
     evaluation: int
     error: str | None = None
@@ -103,35 +103,35 @@ class WeightsPublished(Message):
 
 
 class UpdateFailed(Message):
-    """The engines could not be paused or could not load the weights; they go on with the old ones."""
+    """The engines could not pause or load the weights; they continue with the old weights."""
 
     text: str
 
 
 class StageDone(Message):
-    """Every engine that takes part has taken this step of a stream."""
+    """Every participating engine has completed this stage of a stream."""
 
     number: int
     audience: Audience | None = None
-    """Of `OpenStream` alone."""
+    """Only for `OpenStream`."""
 
 
 class StageFailed(Message):
-    """A step of a stream went wrong; what the engines hold is no version, so that they get no requests."""
+    """A stage of a stream failed; the engines hold no valid version and get no requests."""
 
     number: int
     text: str
     may_retry: bool
-    """An engine was lost: a stream to the others may work."""
+    """An engine was lost: a stream to the others may succeed."""
 
 
 class PartialsSaved(Message):
-    """The file that `SavePartials` asked for is there, or could not be written."""
+    """The file of `SavePartials` is written, or could not be written."""
 
     number: int
     num_groups: int
     num_left_out: int
-    """Groups for which there was no room."""
+    """Groups over the limit."""
 
 
 class Warned(Message):
@@ -139,11 +139,11 @@ class Warned(Message):
 
 
 class GaveUp(Message):
-    """The generator cannot go on: another life would end the same way."""
+    """The generator failed for good: a restart would fail the same way."""
 
     error: str
     text: str
-    """What the user has to change."""
+    """What the user must change."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,49 +161,49 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     in_flight: int
     allowed: int
-    """Requests that it may hold now; less than `capacity` after an overload or an outage."""
+    """Request limit now; below `capacity` after an overload or an outage."""
     capacity: int
     paces: list[Pace] = []
     """By load."""
     is_out: bool = False
-    """Its circuit is open: it gets no request, and is probed."""
+    """Its circuit breaker is open: it is probed and gets no requests."""
     num_done: int = 0
     num_aborted: int = 0
     num_tokens: int = 0
     failures: dict[str, int] = {}
-    """Attempts that failed, by class: `transient`, `overload`, `silence`, `permanent`, `invalid`."""
+    """Failed attempts by class: `transient`, `overload`, `silence`, `permanent`, `invalid`."""
     failing_s: float = 0.0
-    """For so long it has answered nothing but errors; 0: its last answer was true."""
+    """Time for which all answers were errors; 0: the last answer was valid."""
     last_error: str = ""
     latency_s: dict[str, float] = {}
-    """`p50`, `p90`, `p99` of the latest answers; empty before the first."""
+    """`p50`, `p90`, `p99` of recent answers; empty before the first."""
     version: str | None = None
-    """Version label of the newest token that it answered with."""
+    """Version label of its newest token."""
 
 
 class Lingering(msgspec.Struct, frozen=True, kw_only=True):
-    """A group or a request that is among the oldest."""
+    """One of the oldest groups or requests."""
 
     name: str
     """`group 12`, or a request's id, which begins with its group."""
     age_s: float
     where: str
-    """An engine's address, or what the group is at."""
+    """An engine's address, or the group's stage."""
 
 
 class Pulse(Message):
-    """Once a second: the loop is alive, and what the generator does. Totals count this life of it."""
+    """Sent every second: the generator's state. Totals count since it started."""
 
     num_queued: int = 0
     num_running: int = 0
-    """Groups begun and not answered, those that wait for the ring included."""
+    """Groups started and not finished, including groups that wait for the ring."""
     num_waiting_for_ring: int = 0
     tokens_per_s: float = 0.0
     loop_gap_ms: float = 0.0
     in_flight: int = 0
     """Requests at engines."""
     waiting_for_engines: int = 0
-    """Requests that wait for a slot."""
+    """Requests waiting for a slot."""
     oldest_request_s: float = 0.0
     is_paused: bool = False
     """Engines are paused for an update."""

@@ -1,4 +1,4 @@
-"""What a launcher that feeds the prompts itself says to the hub."""
+"""Messages to the hub from a launcher that feeds prompts."""
 
 from trainer_hook.messages.base import Message
 
@@ -10,14 +10,14 @@ class Feed(Message):
 
 
 class Announce(Message):
-    """The launcher begins a step; somebody else gives the engines their weights.
+    """The launcher starts a step; the engines' weights are updated elsewhere.
 
-    Passed on to the generator.
+    Forwarded to the generator.
     """
 
     step: int
-    """By the launcher's own count."""
+    """Counted by the launcher."""
     version: int
-    """That trains the step's batch, by the hub's count: what a publication would have told."""
+    """The version that trains the step's batch, counted by the hub."""
     held: int
-    """That engines hold now, by their labels."""
+    """The engines' current version, by their labels."""

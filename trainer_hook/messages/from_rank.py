@@ -1,4 +1,4 @@
-"""What a trainer rank, or an observer, says to the hub."""
+"""Messages from a trainer rank, or an observer, to the hub."""
 
 from enum import StrEnum
 from typing import Any
@@ -21,15 +21,15 @@ class Outcome(StrEnum):
 
     TRAINED = "trained"
     RETURNED = "returned"
-    """The body of the `with` block raised: the step was not trained."""
+    """The `with` block raised: the step was not trained."""
 
 
 class Released(Message):
-    """A rank's part of a step is over (`outcome`); no view is left of the records in `sequences`."""
+    """A rank has ended its part of a step (`outcome`), and no longer views the records in `sequences`."""
 
     step: int
     outcome: Outcome | None
-    """None when a deferred release follows later than the step's end."""
+    """None for a release after the step's end."""
     sequences: list[int]
 
 
@@ -45,49 +45,49 @@ class UpdatePublish(Message):
     request: int
     leader: bool
     path: str | None = None
-    """Folder of safetensors files for the engines to load; None when they have the weights already."""
+    """Folder of safetensors files for the engines to load; None: they already have the weights."""
     is_streamed: bool = False
-    """The engines took the weights by `UpdateStage`s, so that no file holds them."""
+    """The engines received the weights by `UpdateStage`s; no file contains them."""
     probes: list[Probe] = []
-    """Some numbers of the files in `path`."""
+    """Sample values from the files in `path`."""
     scored: Scored | None = None
-    """What engines are asked that cannot report such numbers."""
+    """Check for engines that cannot report values of weights."""
     version: int | None = None
-    """Where another node's run has given the engines their weights: the version that it did."""
+    """The version that another node's run published, if it updates the engines."""
 
 
 class UpdateStage(Message):
-    """The leader asks the engines to take the next step of a stream; answered by `StageTaken`."""
+    """The leader sends the next stage of a stream to the engines; answered by `StageTaken`."""
 
     request: int
     stage: Stage
 
 
 class UpdatePassed(Message):
-    """A rank is through with its weights; answered by `PassEnded` when all are."""
+    """A rank has sent its weights; answered by `PassEnded` when all ranks have."""
 
     request: int
     again: bool = False
-    """Once more, since engines were lost in the middle."""
+    """Repeat the pass, because engines were lost during it."""
     failure: str | None = None
-    """The engines did not take the weights."""
+    """Reason if the engines did not load the weights."""
 
 
 class UpdatePause(Message):
-    """The leader asks that the engines stand still, to push by hand; answered by `Reply`."""
+    """The leader asks to pause the engines, to send weights itself; answered by `Reply`."""
 
     request: int
 
 
 class UpdateCancel(Message):
-    """The body of the update raised: engines go on with the old version."""
+    """The update's block raised: engines continue with the old version."""
 
     request: int
     text: str
 
 
 class Abort(Message):
-    """Abort running work: all of it, one group or one sample of it, or groups begun before a version;
+    """Abort running requests: all, of one group or one sample, or of groups started before a version;
     answered by `Aborted`."""
 
     request: int
@@ -97,7 +97,7 @@ class Abort(Message):
 
 
 class Hold(Message):
-    """Stop (`held`) or go on issuing groups; running ones finish. Answered by `Reply`."""
+    """Stop (`held`) or continue starting groups; running groups finish. Answered by `Reply`."""
 
     request: int
     held: bool
@@ -110,23 +110,23 @@ class QueryStatistics(Message):
 
 
 class QuerySnapshot(Message):
-    """An observer's; answered by `SnapshotTaken`."""
+    """From an observer; answered by `SnapshotTaken`."""
 
     request: int
     steps_seen: int = 0
-    """`totals.steps` of the last snapshot that the asker has: the next one brings the steps since."""
+    """`totals.steps` of the observer's last snapshot; the answer contains the steps since."""
     updates_seen: int = 0
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The run's part of a trainer's checkpoint: what `StateTaken` brings, and `LoadState` brings back."""
+    """The run's part of a trainer's checkpoint, in `StateTaken` and `LoadState`."""
 
     step: int
     """Steps trained."""
     version: int
     lineage: str
     cursor: int
-    """First group never taken from the data."""
+    """First group not taken from the data yet."""
     unfinished: list[int]
     """Groups below the cursor that are not settled."""
     ends: dict[str, int]
@@ -134,55 +134,55 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     handed: int = 0
     """Groups trained since `version` was published."""
     data: str = ""
-    """The data and its order, in words: group ids have a meaning only with them."""
+    """Description of the data and its order; group ids are valid only for these."""
 
 
 class TakeState(Message):
-    """Ask for the run's state; answered by `StateTaken` once every rank has trained what it counts."""
+    """Ask for the run's state; answered by `StateTaken` once every rank has trained the counted steps."""
 
     request: int
     step: int
-    """Steps below it are trained by this rank."""
+    """This rank has trained all steps below."""
     payload: bool
-    """Finished groups are wanted whole."""
+    """Include finished groups in full."""
     interrupt: bool
-    """Running requests are ended for a moment, so that all tokens so far are told."""
+    """Abort running requests briefly, to collect all tokens generated so far."""
 
 
-class TellWeights(Message):
-    """Ask which weights the engines were given, once they were; answered by `WeightsTold`."""
+class QueryWeights(Message):
+    """Ask which weights the engines have, once they have them; answered by `WeightsReport`."""
 
     request: int
 
 
 class FollowWeights(Message):
-    """Where nodes share engines: what the run that leads gave them. Answered by `Reply`."""
+    """With shared engines: the weights that the leader's run published. Answered by `Reply`."""
 
     request: int
     lineage: str
     version: int
     pending: bool
-    """They lack the weights of a checkpoint, as it does itself."""
+    """The engines do not have the checkpoint's weights yet."""
 
 
 class StateCopied(Message):
-    """All that `StateTaken` pointed to was copied; its leases end."""
+    """The records of `StateTaken` were copied; their leases end."""
 
     snapshot: int
     sequences: list[int]
 
 
 class KeptKind(StrEnum):
-    """What a checkpoint keeps of a group."""
+    """How much of a group a checkpoint contains."""
 
     RECORD = "record"
-    """All of it: it was finished."""
+    """The whole group: it was finished."""
     PARTIAL = "partial"
-    """The tokens that its samples had."""
+    """The tokens generated so far."""
 
 
 class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
-    """Where a kept group lies in a file, and how old its tokens are."""
+    """Location of a group in a file, and the versions of its tokens."""
 
     group: int
     kind: KeptKind
@@ -193,57 +193,57 @@ class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadState(Message):
-    """Give the run the state of a checkpoint before its first batch; answered by `StateLoaded`."""
+    """Load the state of a checkpoint, before the first batch; answered by `StateLoaded`."""
 
     request: int
     state: RunState | None
-    """None: the run's own beginning."""
+    """None: restart the run."""
     kept_path: str = ""
-    """File of what the checkpoint kept of unfinished groups; the hub's to remove."""
+    """File with the checkpoint's unfinished groups; the hub removes it."""
     kept: list[KeptEntry] = []
 
 
 class EvaluationPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that an evaluation brings along."""
+    """A prompt of an evaluation."""
 
     prompt: str | list[dict[str, Any]]
-    """Text, or messages as the chat template takes them."""
+    """Text, or chat messages."""
     label: Any = None
-    """The user's own, for the reward."""
+    """User data for the reward."""
     metadata: dict[str, Any] = {}
-    """The user's own."""
+    """User data."""
 
 
 class EvaluationOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to evaluate: prompts, or a data set by name or path; neither: the one that is configured."""
+    """What to evaluate: prompts, or a data set by name or path; neither: the configured data set."""
 
     prompts: list[EvaluationPrompt] | None = None
     dataset: str | None = None
     samples_per_prompt: int | None = None
     sampling: dict[str, Any] = {}
-    """Keys of the configured sampling that differ."""
+    """Keys that override the configured sampling parameters."""
 
 
 class Evaluate(Message):
-    """Begin an evaluation; answered by `EvaluationBegun`."""
+    """Start an evaluation; answered by `EvaluationBegun`."""
 
     request: int
     order: EvaluationOrder
 
 
 class Collect(Message):
-    """Ask for what an evaluation has brought since; answered by `EvaluationPart`, or `Refused`."""
+    """Ask for new results of an evaluation; answered by `EvaluationPart` or `Refused`."""
 
     request: int
     evaluation: int
 
 
 class CancelEvaluation(Message):
-    """What an evaluation has brought is not wanted any more; answered by `Reply`."""
+    """Cancel an evaluation and discard its results; answered by `Reply`."""
 
     request: int
     evaluation: int
 
 
 class Goodbye(Message):
-    """The rank closes in order; its leases return without alarm."""
+    """The rank leaves normally; its leases end without an error."""

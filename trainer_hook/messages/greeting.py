@@ -1,4 +1,4 @@
-"""How a process comes to the hub: who it is, and what it is told. Anyone to hub, and back."""
+"""The handshake between a process and the hub."""
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.streaming import Via
@@ -22,19 +22,19 @@ class Hello(Message):
     """Index among the processes of one dp_rank (tensor, context parallel); they get the same samples."""
     num_peers: int = 1
     node: int = 0
-    """This rank's among those of the job that have a hub each."""
+    """Index of this rank's node, in a job with one hub per node."""
     num_nodes: int = 1
 
 
 class Welcome(Message):
-    """Answer to `Hello`; the ring's descriptor travels with it."""
+    """Answer to `Hello`; carries the ring's file descriptor."""
 
     run: str
     attach: int
     """Number of this attachment."""
     ring_bytes: int
     step: int
-    """Next step of this run to be trained."""
+    """Next step of this run."""
     version: int
     lineage: str
     groups_per_step: int
@@ -42,24 +42,24 @@ class Welcome(Message):
     update_interval: int
     num_steps: int
     weights_dir: str
-    """Folder that this run's weight files go to."""
+    """Folder for this run's weight files."""
     stall_s: float
-    """Longest wait of a rank for a batch before the hub names who waits for whom."""
+    """Longest wait of a rank for a batch before the hub reports a stall."""
     publish: Via = Via.DISK
-    """How weights are pushed by default."""
+    """Default of `push(via=)`."""
     bucket_bytes: int = 128 << 20
-    """Weights are gathered and sent in pieces of about this size."""
+    """Approximate size of a bucket of weights."""
     node: int = 0
-    """Whose prompts this run takes."""
+    """The node whose prompts this run uses."""
     num_nodes: int = 1
     shares_engines: bool = False
-    """With the other nodes; the first one's run leads."""
+    """Nodes share engines; the run of node 0 leads."""
     spool_dir: str = ""
-    """Folder for files that go between rank, hub and generator at a checkpoint."""
+    """Folder for checkpoint files between rank, hub and generator."""
     checkpoint_bytes: int = 0
-    """Most that a checkpoint keeps of unfinished groups."""
+    """Limit for unfinished groups in a checkpoint."""
     columns: list[ExtraColumn] = []
-    """What this run's records hold beyond the schema that all runs have."""
+    """Extra columns of this run's records."""
 
 
 class Refused(Message, kw_only=True):

@@ -1,7 +1,7 @@
-"""The stages of a stream of weights from the trainer to the engines; the hub passes them on as they are.
+"""The stages of a weight stream from the trainer to the engines; the hub forwards them unchanged.
 
-A stream opens, joins a group where it broadcasts, sends bucket after bucket, and is sealed. The engines stand
-still from its opening to the end of the update.
+A stream opens, joins a group if it broadcasts, sends bucket after bucket, and is sealed. The engines pause
+from its opening to the end of the update.
 """
 
 from enum import StrEnum
@@ -9,18 +9,18 @@ from enum import StrEnum
 import msgspec
 
 GROUP_TIMEOUT_S = 120.0
-"""For the members of a group to meet, and for each broadcast."""
+"""Timeout for forming a group, and for each broadcast."""
 
 
 class Via(StrEnum):
-    """How weights get to the engines."""
+    """How weights reach the engines."""
 
     DISK = "disk"
-    """By safetensors files that each engine loads."""
+    """Safetensors files that each engine loads."""
     TENSOR = "tensor"
-    """Inside of HTTP requests, bucket by bucket."""
+    """HTTP requests, bucket by bucket."""
     DISTRIBUTED = "distributed"
-    """By broadcasts of a torch.distributed group of the leader and all engines."""
+    """Broadcasts in a torch.distributed group of the leader and all engines."""
 
 
 class _Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -28,24 +28,24 @@ class _Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
 
 
 class OpenStream(_Stage):
-    """Engines stand still, and are told that their weights will be replaced piece by piece.
+    """Pause the engines; their weights will be replaced piece by piece.
 
-    Answered with an `Audience`; the other stages have no value.
+    Answered with an `Audience`; the answers to other stages carry no value.
     """
 
     via: Via
     partial: bool = False
-    """Weights that are not sent stay: engines that do not hold the version before cannot take part."""
+    """Engines keep weights that are not sent, so only engines with the previous version take part."""
 
 
 class Audience(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes part in a stream."""
+    """The engines that take part in a stream."""
 
     urls: list[str]
     num_workers: int
-    """Processes of all engines that hold weights: the ranks of a group beside the leader's."""
+    """Number of engine processes that hold weights: the group's ranks besides the leader."""
     group: str | None = None
-    """The group that all of them are in still; None when one has to be made."""
+    """Existing group of all of them; None: a new group is needed."""
 
 
 class JoinGroup(_Stage):
@@ -53,7 +53,7 @@ class JoinGroup(_Stage):
 
     group: str
     former: str | None
-    """A group to be destroyed first."""
+    """Group to destroy first."""
     address: str
     port: int
     backend: str
@@ -61,45 +61,45 @@ class JoinGroup(_Stage):
 
 
 class TakeTensors(_Stage):
-    """Engines take the bucket in a file: a pickle of (name, tensor) pairs, as SGLang wants it."""
+    """Engines load the bucket in a file: a pickle of (name, tensor) pairs, SGLang's format."""
 
     path: str
 
 
 class TakeBroadcast(_Stage):
-    """Engines receive one broadcast a tensor, in this order."""
+    """Engines receive one broadcast per tensor, in this order."""
 
     group: str
     names: list[str]
     dtypes: list[str]
-    """As attributes of torch are called."""
+    """Names of torch dtypes."""
     shapes: list[list[int]]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Some numbers of a weight, which an engine that has it can be asked for."""
+    """Sample values of a weight, to compare with the engine's."""
 
     name: str
     num_rows: int
-    """Of the weight, to be asked for; of these the first numbers are `values`."""
+    """Number of rows to request; they begin with `values`."""
     values: dict[str, list[float]]
-    """By the type that an engine may have rounded them to."""
+    """By the type that the engine may store."""
     before: list[float] = []
-    """What engines start with, where that is known and differs."""
+    """Values at engine start, if known and different."""
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """A short text and how likely the trainer's model finds it; an engine that holds its weights agrees."""
+    """A short text with the trainer's log-probabilities; engines with the same weights agree."""
 
     input_ids: list[int]
     logprobs: list[float]
-    """Of every token but the first."""
+    """Log-probabilities of all tokens but the first."""
     is_float32: bool
-    """The trainer's weights are; else both ends round."""
+    """The trainer's weights are float32; otherwise both sides round."""
 
 
 class SealStream(_Stage):
-    """Everything was sent: engines tell the label of the new version."""
+    """Everything was sent: engines adopt the label of the new version."""
 
     probes: list[Probe] = []
 

@@ -1,4 +1,4 @@
-"""What the hub says to the generator."""
+"""Messages from the hub to the generator."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(Message):
-    """First message to a generator: where the ring and the run stand."""
+    """First message to a generator: the state of the ring and the run."""
 
     incarnation: int
     head: int
@@ -27,46 +27,46 @@ class Resume(Message):
     version: int
     lineage: str
     weights: str | None
-    """Folder of the weights of `version`, for engines that lack them; None: engines hold `version`."""
+    """Folder of the weights of `version`, for engines without them; None: engines have `version`."""
     engines: list[str] = []
-    """That the life before asked; empty: those of the configuration."""
+    """Engines that the last generator used; empty: those of the configuration."""
     known_engines: bytes = b""
-    """Of the `GeneratorReady` of the life before."""
+    """From the last generator's `GeneratorReady`."""
     is_streamed: bool = False
-    """No file holds the weights of `version`: an engine that lacks them waits for the next update."""
+    """No file contains the weights of `version`: an engine without them waits for the next update."""
     in_stream: bool = False
-    """A stream of weights was under way when the last life ended: engines may hold what is no version yet."""
+    """The last generator exited during a weight stream: engines may have an incomplete version."""
     weights_pending: bool = False
-    """Nobody has told yet that engines hold `version`."""
+    """It is not confirmed yet that engines have `version`."""
     is_new: bool = False
-    """No life before was ready: nothing is known of what engines hold."""
+    """No earlier generator was ready: the engines' weights are unknown."""
     lineages: list[str] = []
-    """Of this run, before `lineage`: engines may report labels of them still."""
+    """Earlier lineages of this run, whose labels engines may still report."""
     step: int = 0
-    """Where prompts are fed: the step that the launcher announced last, by its own count."""
+    """With fed prompts: the last step that the launcher announced."""
     payload: bytes = b""
-    """What the launcher gave the hub for a plugged-in generator."""
+    """The launcher's data for a plugged-in generator."""
 
 
 class Start(Message):
-    """Credits: groups to roll out, oldest first, requeued ones ahead of new ones."""
+    """Credits: groups to roll out, oldest first, requeued groups before new ones."""
 
     groups: list[Assignment]
     payloads: list[bytes] = []
-    """Where prompts are fed: what was fed for each of `groups`, as it came."""
+    """With fed prompts: the payload of each of `groups`."""
     kept_path: str = ""
     kept: list[KeptEntry] = []
-    """Of some of `groups`, what a checkpoint kept in that file: they need not begin from nothing."""
+    """Stored tokens of some of `groups` in that file, from a checkpoint."""
 
 
 class SavePartials(Message):
-    """Write the tokens that samples under way have to a file; answered by `PartialsSaved`."""
+    """Write the tokens of running samples to a file; answered by `PartialsSaved`."""
 
     number: int
     path: str
     limit_bytes: int
     interrupt_s: float
-    """Longest wait for running requests to come back aborted with theirs; 0: they are left alone."""
+    """Longest wait for aborted requests to return their tokens; 0: do not abort."""
 
 
 class Tail(Message):
@@ -76,40 +76,40 @@ class Tail(Message):
 
 
 class Drop(Message):
-    """Forget these groups wherever they stand (queued or running); answered by one `Settled` each."""
+    """Drop these groups, queued or running; answered by one `Settled` each."""
 
     groups: list[int]
     reason: str
 
 
 class EndEndless(Message):
-    """The trainer waits too long: end generate functions that take turn after turn; idempotent."""
+    """The trainer waits too long: end generate functions with endless turns; idempotent."""
 
     limit_s: float
-    """Only those that have done so for as long."""
+    """Only functions that have run longer than this."""
     rule: str
-    """What they have broken, in words."""
+    """The rule that they broke, for the message."""
 
 
 class AbortRunning(Message):
-    """Abort the running requests of these groups (None: all); they go on by the partial-rollout policy."""
+    """Abort running requests of these groups (None: all); they continue by the partial-rollout policy."""
 
     groups: list[int] | None
     member: int | None = None
-    """Of each group this sample alone."""
+    """Only this sample of each group."""
 
 
 class RunEvaluation(Message):
-    """Evaluate beside the training stream; answered by one `Evaluated` a prompt, then `EvaluationEnded`."""
+    """Evaluate alongside training; answered by one `Evaluated` per prompt, then `EvaluationEnded`."""
 
     evaluation: int
     order: EvaluationOrder
     done: list[int] = []
-    """Prompts that an earlier life of the generator has answered for."""
+    """Prompts that an earlier generator has finished."""
 
 
 class DropEvaluation(Message):
-    """Nobody waits for this evaluation any more."""
+    """Cancel this evaluation."""
 
     evaluation: int
 
@@ -121,30 +121,30 @@ class PauseEngines(Message):
 
 
 class PublishWeights(Message):
-    """Load weights (path None: already there), label them, go on; answered by `WeightsPublished`."""
+    """Load weights (path None: already there), label them, continue; answered by `WeightsPublished`."""
 
     version: int
     lineage: str
     path: str | None
     is_streamed: bool = False
-    """The engines took them by `EngineStage`s."""
+    """The engines received them by `EngineStage`s."""
     probes: list[Probe] = []
-    """Of the files, for engines to be asked for."""
+    """Sample values of the files, to compare with the engines'."""
     scored: Scored | None = None
-    """For engines that cannot report these, and for those that a stream went to."""
+    """Check for engines that cannot report values, and for streamed weights."""
 
 
 class EngineStage(Message):
-    """A step of a stream of weights; answered by `StageDone` or `StageFailed` with the same number."""
+    """A stage of a weight stream; answered by `StageDone` or `StageFailed` with the same number."""
 
     number: int
     stage: Stage
     version: int
-    """That the stream will bring, and its lineage."""
+    """The stream's version."""
     lineage: str
     lease_s: float
-    """Engines that stand still for the stream go on after so long without a further step."""
+    """Paused engines continue after this long without another stage."""
 
 
 class ContinueEngines(Message):
-    """Go on with the weights that the engines have."""
+    """Continue with the engines' current weights."""

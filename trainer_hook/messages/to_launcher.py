@@ -1,11 +1,11 @@
-"""What the hub says to its launcher."""
+"""Messages from the hub to its launcher."""
 
 from trainer_hook.messages.base import Message
 from trainer_hook.messages.from_generator import Settlement
 
 
 class HubReady(Message):
-    """The hub listens: what a trainer needs in its environment."""
+    """The hub is listening; carries the values for a trainer's environment."""
 
     address: str
     run: str
@@ -17,13 +17,13 @@ class RunOpened(Message):
 
 
 class Wanted(Message):
-    """Prompts that the run can use by now, counted from its start; it only grows."""
+    """Number of prompts that the run can use, counted from its start; never decreases."""
 
     num_groups: int
 
 
 class Enclosed(Message):
-    """What the generator sent along with the record of a group that now waits for the trainer."""
+    """The generator's payload for a group that is now ready for the trainer."""
 
     group: int
     attempt: int
@@ -40,7 +40,7 @@ class Departed(Message):
 
 
 class RunEnded(Message):
-    """Last message of the hub: how the run ended and its books."""
+    """Last message of the hub: how the run ended, and its counts."""
 
     exit_code: int
     text: str

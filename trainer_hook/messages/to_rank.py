@@ -1,4 +1,4 @@
-"""What the hub says to a trainer rank."""
+"""Messages from the hub to a trainer rank."""
 
 import msgspec
 
@@ -9,12 +9,12 @@ from trainer_hook.messages.streaming import Audience
 
 
 class Handout(Message):
-    """One record of a batch, as a rank gets it."""
+    """One record of a rank's batch."""
 
     incarnation: int
     sequence: int
     position: int
-    """Byte position in the ring's endless stream; the offset is its remainder by the ring's size."""
+    """Byte position in the ring's stream; the offset is the position modulo the ring's size."""
     length: int
 
 
@@ -26,9 +26,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     member: int
     """Index of the sample inside the record."""
     filler: bool = False
-    """True for padding: the sample's loss mask counts as zero."""
+    """Padding: the sample's loss mask is treated as zero."""
     mask_before: int = 0
-    """Response tokens from the start that leave the loss (stale tokens under the `mask` policy)."""
+    """Number of leading response tokens to mask (stale tokens under the `mask` policy)."""
 
 
 class Batch(Message):
@@ -37,7 +37,7 @@ class Batch(Message):
     request: int
     step: int
     version: int
-    """Published version at hand-over; training turns it into the next one."""
+    """Published version at delivery; training it produces the next version."""
     records: list[Handout]
     micro_batches: list[list[Part]]
     num_groups_global: int
@@ -47,19 +47,19 @@ class Batch(Message):
     num_ranks_global: int
     """Data-parallel ranks that share the step."""
     reward_mean: float
-    """Over the samples that are trained."""
+    """Over the trained samples."""
     num_rewards_global: int
-    """How many these are."""
+    """Number of trained samples with a reward."""
     staleness_max: int | None
-    """None where an engine told no version."""
+    """None if an engine reported no version."""
     wait_s: float
     """Time the rank's request waited in the hub."""
     last: bool = False
-    """No batch follows; it may be smaller than the others where the data ends."""
+    """This is the last batch; at the end of the data it may be smaller than the others."""
 
 
 class Ended(Message):
-    """Answer to `Next` when no further batch will come."""
+    """Answer to `Next` if there are no more batches."""
 
     request: int
     reason: str
@@ -73,34 +73,34 @@ class UpdateBegun(Message):
     """Folder to write weight files to (exists, empty)."""
     leader: bool
     model: str | None = None
-    """Folder of the engines' model, where it is known."""
+    """Folder of the engines' model, if known."""
     rest: str | None = None
-    """Folder of the weights that a partial push by files is completed by; None: no file holds them."""
+    """Folder with the other weights of a partial push by files; None: no file contains them."""
     must_be_whole: bool = False
-    """Engines lack the weights that a partial push would leave as they are."""
+    """Engines do not have the weights that a partial push would keep."""
 
 
 class UpdateDone(Message):
     request: int
     version: int
     bubble_s: float
-    """Time the engines stood still."""
+    """Time the engines were paused."""
 
 
 class EvaluationPart(Message):
-    """Some prompts of an evaluation, each once, in the order of their ends."""
+    """Finished prompts of an evaluation, each once, in order of completion."""
 
     request: int
     results: list[bytes]
     """Each an encoded `trainer_hook.calls.evaluation.EvaluatedPrompt`."""
     num_prompts: int
-    """In all; 0 while that is unknown."""
+    """Total number of prompts; 0 until it is known."""
     is_over: bool
     """No part follows."""
 
 
 class Reply(Message):
-    """What was asked for is done."""
+    """The request is done."""
 
     request: int
 
@@ -124,29 +124,29 @@ class StageTaken(Message):
 
     request: int
     audience: Audience | None
-    """Of `OpenStream` alone."""
+    """Only for `OpenStream`."""
 
 
 class PassEnded(Message):
-    """Answer to `UpdatePassed`: what the leader says, once all ranks are through."""
+    """Answer to `UpdatePassed`, once all ranks have finished: the leader's decision."""
 
     request: int
     again: bool
     failure: str | None
 
 
-class WeightsTold(Message):
-    """Answer to `TellWeights`."""
+class WeightsReport(Message):
+    """Answer to `QueryWeights`."""
 
     request: int
     lineage: str
     version: int
     pending: bool
-    """They lack the weights of a checkpoint."""
+    """The engines do not have the checkpoint's weights yet."""
 
 
 class StateLoaded(Message):
-    """Answer to `LoadState`: where the run stands now."""
+    """Answer to `LoadState`: the resulting position of the run."""
 
     request: int
     step: int
@@ -159,7 +159,7 @@ class RingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     span_bytes: int
     """From tail to head."""
     live_bytes: int
-    """What records hold."""
+    """Bytes in records."""
     num_records: int
     oldest_lease_s: float
 
@@ -168,7 +168,7 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The hub's part of `hook.statistics()`."""
 
     counts: dict[str, int]
-    """Groups by where they are; empty before the data is read."""
+    """Groups by state; empty before the data is read."""
     step: int
     version: int
     lineage: str
@@ -180,7 +180,7 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: float
     dropped_tokens: float
     generator: dict[str, float]
-    """The figures of its last `Pulse`; empty while none is up."""
+    """Values of its last `Pulse`; empty if no generator is running."""
 
 
 class StatisticsTaken(Message):
@@ -195,40 +195,40 @@ class SnapshotTaken(Message):
 
     request: int
     snapshot: bytes
-    """An encoded snapshot, which only viewers read."""
+    """An encoded snapshot, for viewers."""
 
 
 class StateTaken(Message):
     """The run's state, the same for every rank that asks between the same two steps.
 
-    The rank copies what it is pointed to, and says so by `StateCopied`.
+    The rank copies the records, and then sends `StateCopied`.
     """
 
     request: int
     snapshot: int
     state: RunState
     partials_path: str = ""
-    """File of the tokens that samples under way have, a block of `trainer_hook.calls.kept`."""
+    """File with the tokens of running samples, a block of `trainer_hook.calls.kept`."""
     records: list[Commit] = []
     """Finished groups; leased to the rank."""
     num_left_out: int = 0
-    """Finished groups that are beyond `Welcome.checkpoint_bytes`."""
+    """Finished groups over `Welcome.checkpoint_bytes`."""
 
 
 class Notice(Message):
-    """Something degraded that repairs itself; the hook logs it as a warning."""
+    """A temporary degradation; the hook logs it as a warning."""
 
     text: str
 
 
 class Progress(Message):
-    """How the run gets on, in one line; the hook of rank 0 logs it, the launcher prints it."""
+    """Progress of the run, in one line; the hook of rank 0 logs it, the launcher prints it."""
 
     text: str
 
 
 class Fatal(Message):
-    """The run is given up; every pending and later hook call raises `error`."""
+    """The run has failed; every pending and later hook call raises `error`."""
 
     error: str
     """Name of the error class in `trainer_hook.errors`."""

@@ -47,8 +47,8 @@ class EngineSharing:
         told = LeaderWeights()
         if self._leads and self._speaks:
             found = self._ask(
-                lambda number: m.TellWeights(request=number),
-                m.WeightsTold,
+                lambda number: m.QueryWeights(request=number),
+                m.WeightsReport,
                 "the leader's generator to be ready",
             )
             told = LeaderWeights(lineage=found.lineage, version=found.version, pending=found.pending)

@@ -1,8 +1,8 @@
-"""Prompts that the launcher feeds, in place of data that the generator reads.
+"""Prompts fed by the launcher, instead of data read by the generator.
 
-In: payloads, which nobody here looks into. Out: each of them again whenever its group is issued.
-Invariant: a payload is kept until its group is settled, so that a group can begin anew in a generator's next
-life; of every group that ends untrained the launcher is told once.
+In: opaque payloads. Out: a payload each time its group is issued.
+Invariant: a payload is kept until its group is settled, so that the group can restart after the generator
+restarts; every group that ends untrained is reported to the launcher once.
 """
 
 from fa_rollout.account import events
@@ -13,7 +13,7 @@ from trainer_hook import messages as m
 
 
 class FedStream:
-    """A stream as long as what was fed so far."""
+    """A stream of the prompts fed so far."""
 
     is_open = True
     description = ""
@@ -29,17 +29,17 @@ class FedStream:
         return self._num_fed
 
     def feed(self, payloads: list[bytes]) -> None:
-        """Prompts of further groups."""
+        """Add prompts."""
         for payload in payloads:
             self._payloads[self._num_fed] = payload
             self._num_fed += 1
 
     def payload(self, group: int) -> bytes:
-        """What was fed for a group that is not settled."""
+        """The payload of an unsettled group."""
         return self._payloads[group]
 
     def locate(self, group: int) -> tuple[int, int]:
-        """There is one epoch, and its rows are the groups."""
+        """(epoch, row): there is one epoch, and its rows are the groups."""
         return 0, group
 
     def settled(self, group: int, end: StreamEnd) -> None:
@@ -55,17 +55,17 @@ class FedStream:
 
 
 class LauncherHandler:
-    """Serves a launcher that feeds the prompts; with any other it has nothing to do."""
+    """Handles a launcher that feeds prompts."""
 
     def __init__(self, core: Core, stream: FedStream) -> None:
         self._core = core
         self._stream = stream
         self._settled: dict[int, m.Settled] = {}
-        """Why groups ended, until the launcher is told."""
-        self._told_wanted = 0
+        """Why groups ended, until it is reported to the launcher."""
+        self._reported_wanted = 0
 
     def receive(self, message: m.Message) -> None:
-        """The launcher speaks."""
+        """Handle a message of the launcher."""
         match message:
             case m.Feed():
                 self._stream.feed(message.payloads)
@@ -73,17 +73,17 @@ class LauncherHandler:
                 self._announce(message)
 
     def committed(self, message: m.Commit) -> None:
-        """Pass on what came along with a record that the books took."""
+        """Forward the payload of a committed record."""
         self._core.outbox.to_launcher(
             m.Enclosed(group=message.group, attempt=message.attempt, payload=message.payload)
         )
 
     def settled(self, message: m.Settled) -> None:
-        """A group may have ended for this reason."""
+        """Note a possible reason for the end of a group."""
         self._settled[message.group] = message
 
-    def tell(self, flow: Flow) -> None:
-        """After each event: what ended, and how much more could be used."""
+    def report(self, flow: Flow) -> None:
+        """After each event: report ended groups, and the number of prompts wanted."""
         for group, end in self._stream.take_untrained():
             cause = self._settled.get(group)
             self._core.outbox.to_launcher(
@@ -96,8 +96,8 @@ class LauncherHandler:
             )
         self._settled.clear()
         wanted = flow.books.cursor + flow.num_credits
-        if wanted > self._told_wanted:
-            self._told_wanted = wanted
+        if wanted > self._reported_wanted:
+            self._reported_wanted = wanted
             self._core.outbox.to_launcher(m.Wanted(num_groups=wanted))
 
     def _announce(self, message: m.Announce) -> None:
@@ -107,7 +107,7 @@ class LauncherHandler:
         self._core.outbox.to_generator(message)
 
     def flow_begins(self, flow: Flow) -> None:
-        """The first generator is ready."""
+        """Start the flow: the first generator is ready."""
         if self._core.announced is not None:
             self._publish(flow, self._core.announced)
 

@@ -1,6 +1,6 @@
-"""The desk for the generator: its news of groups, engines and itself.
+"""Handles the generator's messages: groups, engines, and the generator itself.
 
-In: messages of one life of the generator. Out: changes of the books.
+In: messages of the generator. Out: changes of the books.
 """
 
 import time
@@ -21,11 +21,11 @@ from trainer_hook import messages as m
 from trainer_hook.messages import Settlement
 
 EXIT_REFUSED = 2
-"""Nothing was generated: what the user has to change is in the text."""
+"""Nothing was generated; the text says what the user must change."""
 
 
 class GeneratorHandler:
-    """Takes the generator's news."""
+    """Handles the messages of the generator."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GeneratorHandler:
         self._num_prompts = 0
 
     def receive(self, message: m.Message) -> None:
-        """The generator speaks."""
+        """Handle a message of the generator."""
         match message:
             case m.GeneratorReady():
                 self._generator_ready(message)
@@ -59,7 +59,7 @@ class GeneratorHandler:
                 if self._core.flow is None:
                     self._core.give_up("GeneratorFailed", message.text, EXIT_REFUSED)
                 else:
-                    self._core.give_up("GeneratorFailed", f"the generator gave up: {message.text}")
+                    self._core.give_up("GeneratorFailed", f"the generator failed for good: {message.text}")
             case m.EnginesChanged():
                 self._core.engines_changed(message)
                 self._core.membership.changed(message)
@@ -69,7 +69,7 @@ class GeneratorHandler:
                 self._core.updates.staged(message)
             case m.UpdateFailed():
                 if self._core.updates.is_unasked and self._core.flow is not None:
-                    self._core.flow.lacking += f" (their first weights were not taken: {message.text})"
+                    self._core.flow.lacking += f" (loading the first weights failed: {message.text})"
                 self._core.updates.failed(message.text)
             case m.Evaluated():
                 self._core.evaluations.evaluated(message)
@@ -78,7 +78,7 @@ class GeneratorHandler:
             case m.Ping() | m.Pong():
                 pass
             case _:
-                assert self._core.flow is not None, "the generator speaks of groups before it is ready"
+                assert self._core.flow is not None, "the generator reports groups before it is ready"
                 self._group_news(message, self._core.flow)
 
     def _group_news(self, message: m.Message, flow: Flow) -> None:
@@ -109,7 +109,7 @@ class GeneratorHandler:
                 kind = events.GroupCommitted
         except DescriptorRefused as error:
             kind = events.RecordRefused
-            self._core.warn(f"a record of group {message.group} was refused, the group starts again: {error}")
+            self._core.warn(f"a record of group {message.group} was refused; the group restarts: {error}")
         if kind is events.GroupCommitted and self._launcher is not None:
             self._launcher.committed(message)
         self._core.log.write(
@@ -139,7 +139,7 @@ class GeneratorHandler:
             self._core.warn(f"group {message.group} failed: {why} (the first failure of this kind)")
 
     def gone(self, how: str, *, will_restart: bool) -> None:
-        """The generator's life ended; all that it sent was handled before."""
+        """The generator has exited; all its messages were handled before."""
         lost = self._core.flow.generator_died() if self._core.flow else []
         self._core.log.write(events.GeneratorDied(how=how, requeued=[group.group for group in lost]))
         self._core.pulse = None
@@ -155,7 +155,7 @@ class GeneratorHandler:
             self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
     def resume_message(self) -> m.Resume:
-        """Where a new generator begins; only when the last is provably gone and all it sent is handled."""
+        """The first message to a new generator. Only after the last one exited and all its messages were handled."""
         head, sequence = self._core.table.restart()
         self._core.told_tail = self._core.table.tail
         return m.Resume(
@@ -195,7 +195,7 @@ class GeneratorHandler:
             self._core.outbox.to_launcher(m.RunOpened())
         elif self._num_prompts != message.num_prompts:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
-            self._core.give_up("GeneratorFailed", f"the data must not change while a run goes on: {found}")
+            self._core.give_up("GeneratorFailed", f"the data must not change during a run: {found}")
         self._core.generator_is_up = True
         self._core.concurrency = message.concurrency
         self._core.evaluations.generator_is_up()
@@ -204,7 +204,7 @@ class GeneratorHandler:
         self._core.updates.generator_is_back()
 
     def _lack(self, flow: Flow, strangers: list[str]) -> None:
-        """No group starts before engines hold weights of this run."""
+        """Start no group before the engines have weights of this run."""
         core, found = self._core, "; ".join(strangers)
         flow.weights_pending = True
         flow.lacking = (
@@ -226,7 +226,7 @@ class GeneratorHandler:
         return self._flow(self._shards.stream(num_prompts))
 
     def _note(self, event: events.Event) -> bool:
-        """Log an event; True for a group that is lost for a reason not seen before."""
+        """Log an event; True for a group lost for a new reason."""
         self._core.log.write(event)
         return isinstance(event, events.GroupLost) and self._core.history.lost(event.outcome, event.reason)
 
@@ -240,6 +240,6 @@ class GeneratorHandler:
             note=self._note,
             recording=core.recording,
         )
-        # Engines that another node's run leads hold weights that nobody has told yet.
+        # With another node as leader, the engines' weights are not known yet.
         flow.weights_pending = core.config.engine.shared and core.config.data.shard > 0
         return flow

@@ -1,7 +1,7 @@
-"""The desk for trainer ranks: who may join, what each asks, what a departure means.
+"""Handles trainer ranks: joining, requests, leaving.
 
 In: messages of one rank. Out: answers, changes of the books.
-Invariant: each request is answered once; a rank's leases return however it leaves.
+Invariant: each request is answered once; a rank's leases end however it leaves.
 """
 
 import time
@@ -21,7 +21,7 @@ from trainer_hook import messages as m
 
 
 class RankHandler:
-    """Serves the ranks."""
+    """Handles the ranks' messages."""
 
     def __init__(self, core: Core, *, states: States, restarts: Restarts, shards: Shards) -> None:
         self._core = core
@@ -31,10 +31,10 @@ class RankHandler:
         self._sharing = Sharing(core)
         self._num_attached = 0
         self._early: list[tuple[Attachment, Callable[[Flow], None]]] = []
-        """Requests that came before the data was read."""
+        """Requests received before the data was read."""
 
     def hello(self, hello: m.Hello, connection: Any) -> Attachment | m.Refused:
-        """A rank comes."""
+        """Admit or refuse a rank."""
         if self._core.fatal is not None:
             return m.Refused(error=self._core.fatal.error, text=self._core.fatal.text)
         refusal = (
@@ -53,8 +53,8 @@ class RankHandler:
         return rank
 
     def _too_many_ranks(self, hello: m.Hello) -> str | None:
-        """Why a step cannot be shared out over so many ranks; None when it can, or when user code decides how
-        many samples it has."""
+        """Why a step cannot be split over this number of ranks; None if it can, or if user code decides the
+        number of samples."""
         rollout = self._core.config.rollout
         num_samples = rollout.groups_per_step * rollout.samples_per_group
         if hello.dp_size <= num_samples or rollout.is_custom:
@@ -66,7 +66,7 @@ class RankHandler:
         )
 
     def welcome(self, rank: Attachment) -> m.Welcome:
-        """What a rank needs to know."""
+        """The run's settings for a rank."""
         rollout = self._core.config.rollout
         return m.Welcome(
             run=self._core.run,
@@ -92,7 +92,7 @@ class RankHandler:
         )
 
     def from_rank(self, rank: Attachment, message: m.Message) -> None:
-        """A rank speaks."""
+        """Handle a message of a rank."""
         match message:
             case m.Next():
                 self._next(rank, message)
@@ -120,8 +120,8 @@ class RankHandler:
                 self._core.outbox.to_rank(rank, m.StatisticsTaken(request=message.request, statistics=found))
             case m.TakeState():
                 self._with_flow(rank, lambda flow: self._states.take(rank, message, flow))
-            case m.TellWeights():
-                self._with_flow(rank, lambda flow: self._sharing.tell(rank, message, flow))
+            case m.QueryWeights():
+                self._with_flow(rank, lambda flow: self._sharing.report(rank, message, flow))
             case m.FollowWeights():
                 self._with_flow(rank, lambda flow: self._sharing.follow(rank, message, flow))
             case m.StateCopied():
@@ -144,9 +144,10 @@ class RankHandler:
                 self._core.refuse(rank, 0, "HookStateError", f"a rank may not send {type(message).__name__}")
 
     def gone(self, rank: Attachment, *, keeps_leases: bool = False) -> None:
-        """A rank's process or connection ended: its leases return; without a goodbye the others are told.
+        """A rank's process or connection ended: end its leases; without a goodbye, inform the other ranks.
 
-        One that lives on keeps its leases, since its views may be read; it is told of again when it ends.
+        A process that is still running keeps its leases, since it may read its views; called again when it
+        exits.
         """
         if not keeps_leases:
             for sequence in self._core.table.release_all(rank.number):
@@ -161,7 +162,7 @@ class RankHandler:
         self._core.log.write(events.RankLeft(rank=rank.hello.dp_rank, attach=rank.number, in_order=in_order))
         if world.members and not in_order:
             world.is_broken = True
-            text = f"{rank.name} is gone; the other ranks cannot go on"
+            text = f"{rank.name} has exited; the other ranks cannot continue"
             for member in world.members.values():
                 self._core.outbox.to_rank(member, m.Fatal(error="PeerLost", text=text))
         self._restarts.left(flow, in_order=in_order)
@@ -202,14 +203,14 @@ class RankHandler:
         self._core.outbox.to_rank(rank, m.Reply(request=message.request))
 
     def _with_flow(self, rank: Attachment, action: Callable[[Flow], None]) -> None:
-        """Serve a request now, or when the first generator has read the data."""
+        """Handle a request now, or once the first generator has read the data."""
         if self._core.flow is None:
             self._early.append((rank, action))
         else:
             action(self._core.flow)
 
     def generator_is_ready(self, flow: Flow) -> None:
-        """Serve the requests that came before the data was read."""
+        """Handle the requests received before the data was read."""
         early, self._early = self._early, []
         for rank, action in early:
             if self._core.world.members.get(rank.key) is rank:

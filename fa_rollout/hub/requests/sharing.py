@@ -1,7 +1,7 @@
-"""Engines that several nodes share: the run of the first node leads, the others go by its versions.
+"""Engines shared by several nodes: the first node's run leads, the others adopt its versions.
 
-In: what ranks ask and tell of the leader. Out: answers; a flow that counts in the leader's lineage.
-Invariant: a run that follows starts no group before it knows which weights the engines hold.
+In: requests and reports of ranks about the leader. Out: answers; a flow with the leader's lineage.
+Invariant: a following run starts no group before it knows the engines' weights.
 """
 
 from fa_rollout.account import events
@@ -9,7 +9,7 @@ from fa_rollout.hub.core import Core
 from fa_rollout.hub.flow.flow import Flow
 from fa_rollout.hub.state.updates import Phase
 from fa_rollout.hub.state.world import Attachment
-from trainer_hook.messages import FollowWeights, Reply, TellWeights, WeightsTold
+from trainer_hook.messages import FollowWeights, QueryWeights, Reply, WeightsReport
 
 
 class Sharing:
@@ -18,21 +18,21 @@ class Sharing:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def tell(self, rank: Attachment, message: TellWeights, flow: Flow) -> None:
-        """What this run gave the engines."""
-        told = WeightsTold(
+    def report(self, rank: Attachment, message: QueryWeights, flow: Flow) -> None:
+        """Report the weights that this run published."""
+        report = WeightsReport(
             request=message.request,
             lineage=flow.lineage,
             version=flow.version,
             pending=flow.weights_pending,
         )
-        self._core.outbox.to_rank(rank, told)
+        self._core.outbox.to_rank(rank, report)
 
     def follow(self, rank: Attachment, message: FollowWeights, flow: Flow) -> None:
-        """What the run that leads gave them."""
+        """Adopt the weights that the leader's run published."""
         core = self._core
         if core.updates.phase not in (Phase.IDLE, Phase.ENTERING):
-            text = "an update is going on: the leader's weights are told outside of one"
+            text = "the leader's weights must be adopted outside of an update; an update is running: retry after it"
             core.refuse(rank, message.request, "HookStateError", text)
             return
         core.lineage = flow.lineage = message.lineage
