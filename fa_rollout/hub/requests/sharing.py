@@ -32,7 +32,7 @@ class Sharing:
         """Adopt the weights that the leader's run published."""
         core = self._core
         if core.updates.phase not in (Phase.IDLE, Phase.ENTERING):
-            text = "the leader's weights must be adopted outside of an update; an update is running: retry after it"
+            text = "the leader's weights must be adopted outside of an update; one is running: retry after it"
             core.refuse(rank, message.request, "HookStateError", text)
             return
         core.lineage = flow.lineage = message.lineage
