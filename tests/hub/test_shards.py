@@ -64,7 +64,7 @@ def test_each_node_has_its_own_part_of_a_checkpoint(rig: MakeRig) -> None:
     assert list(state) == ["node1of2"]
     other: dict[str, Any] = {"node0of2": {"step": 7}}
     with rig() as run, attach(run, 1, 2) as hook:
-        with pytest.raises(HookStateError, match=r"node 1 of 2, and the state has the part of node 0"):
+        with pytest.raises(HookStateError, match=r"node 1 of 2, the state is from node 0"):
             hook.load_state_dict(other)
         hook.load_state_dict(other | state)
         with hook.update_weights():

@@ -18,7 +18,7 @@ def end(cause: Cause, **known: object) -> object:
         (Cause.TRAINER, {"trainer_code": 0}, 0),
         (Cause.TRAINER, {"trainer_code": 3}, 3),
         (Cause.TRAINER, {"trainer_code": 137}, 137),
-        (Cause.HUB_ENDED, {"hub_code": 1, "hub_text": "the generator gave up"}, 1),
+        (Cause.HUB_ENDED, {"hub_code": 1, "hub_text": "the generator failed for good"}, 1),
         (Cause.HUB_LOST, {"hub_code": 137}, 70),
         (Cause.HUB_LOST, {}, 70),
         (Cause.ENGINE_LOST, {"engine_text": "the engine died 4 times"}, 69),

@@ -155,7 +155,7 @@ class GeneratorHandler:
             self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
     def resume_message(self) -> m.Resume:
-        """First message to a new generator; call it after the last one exited and its messages were handled."""
+        """First message to a new generator, after the last one exited and its messages were handled."""
         head, sequence = self._core.table.restart()
         self._core.told_tail = self._core.table.tail
         return m.Resume(
