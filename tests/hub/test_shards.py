@@ -108,7 +108,7 @@ def test_a_run_that_has_trained_with_all_prompts_takes_no_node(rig: MakeRig) -> 
 
 def test_engines_are_shared_only_by_ranks_that_can_agree(rig: MakeRig) -> None:
     with rig(data={"shard": 1, "num_shards": 2}, engine={"shared": True}) as run:  # noqa: SIM117
-        with pytest.raises(HookStateError, match="pass nodes= to TrainerHook.attach"):
+        with pytest.raises(HookStateError, match="pass nodes= to TrainerHook"):
             attach(run, 1, 2)
 
 
