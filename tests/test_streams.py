@@ -87,7 +87,7 @@ def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing(tmp_path: Pa
 
 def test_what_is_written_arrives_in_order_and_before_the_end() -> None:
     program = (
-        "from fa_rollout import streams; streams.secure()\n"
+        "from fa_rollout.process import streams; streams.secure()\n"
         "for i in range(5000): print(i)\n"
         "raise SystemExit('last')"
     )
@@ -101,7 +101,7 @@ def test_what_is_written_arrives_in_order_and_before_the_end() -> None:
 
 def test_a_forked_child_prints_too() -> None:
     program = (
-        "from fa_rollout import streams; streams.secure(); import multiprocessing as m\n"
+        "from fa_rollout.process import streams; streams.secure(); import multiprocessing as m\n"
         "print('parent', flush=True)\n"
         "p = m.get_context('fork').Process(target=print, args=('child',)); p.start(); p.join()"
     )

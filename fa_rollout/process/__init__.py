@@ -1,1 +1,1 @@
-"""What every process of a run does for itself: logging, streams, threads, private files, hidden secrets."""
+"""Shared by all processes of a run: logging, streams, threads, child processes, private files, masking."""

@@ -1,8 +1,7 @@
-"""A child process, from its start to its last trace: every process that this package starts is one of these.
+"""A child process, from start to exit: this package starts every process through this class.
 
-In: a command line. Out: an exit status. Invariant: signals go only to the process itself and to the process
-group that it leads, while it has not been waited for (so its number cannot belong to another process); never
-to a name.
+In: a command line. Out: an exit status. Invariant: signals go only to the process and the process group that
+it leads, and only before it is reaped, so the pid cannot belong to another process; never to a name.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class ChildProcess:
-    """A process at the head of its own group, without standard input, known by a pidfd."""
+    """A process that leads its own group, without standard input, watched by a pidfd."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class ChildProcess:
         )
         self.pid = self._process.pid
         self.pidfd: int | None = None
-        """Readable at death; None where the system refuses pidfds, and after `close`."""
+        """Readable at exit; None if the system refuses pidfds, and after `close`."""
         with contextlib.suppress(ProcessLookupError):
             self.pidfd = open_pidfd(self.pid)
 
@@ -75,7 +74,7 @@ class ChildProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def signal(self, number: int) -> None:
-        """Send to its process group, unless it has ended."""
+        """Send a signal to its process group, unless it has exited."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)

@@ -1,4 +1,4 @@
-"""Secrets out of what is written or shown: a configuration, a command line, an address.
+"""Masks secrets in text that is written or shown: a configuration, a command line, an address.
 
 In: text, words, or the nested tables of a configuration. Out: the same with `***` in place of what may be a
 secret: values of variables, of options and keys whose names say so, users and queries of URLs. Invariant: it

@@ -1,8 +1,7 @@
-"""Processes that a child leaves behind when it dies before its own children do.
+"""Orphans: processes whose parent, a child of this process, has died.
 
-In: nothing. Out: the orphans, which the kernel hands to this process as long as it is their subreaper (a
-killed `torchrun` leaves its ranks this way). Invariant: only children of this process that it did not have
-before, and did not start itself, are ended.
+Out: the orphans, which the kernel reparents to this process while it is their subreaper (a killed `torchrun`
+leaves its ranks this way). Invariant: only new children of this process that it did not start are killed.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ _ROUND_S = 0.5
 
 @contextlib.contextmanager
 def adopted() -> Iterator[None]:
-    """Be the parent of every orphan among the descendants; where the kernel refuses, nothing changes."""
+    """Become the parent of orphaned descendants; no effect if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = ctypes.c_int(0)
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -50,10 +49,10 @@ def kill_all_below(limit_s: float) -> None:
 
 
 def end_orphans(known: Collection[int], grace_s: float) -> int:
-    """End every child whose number is not `known`, with all below it, and wait for it; how many there were.
+    """End every child whose pid is not `known`, with its descendants, and wait; returns their number.
 
-    An orphan's own children fall to this process when it dies, so this goes on until none is left, or until
-    the kernel itself does not let go of one.
+    An orphan's children are reparented to this process when it dies, so this repeats until none is left, or
+    one is stuck in the kernel.
     """
     num_ended = 0
     for _ in range(_MAX_ROUNDS):

@@ -1,7 +1,7 @@
-"""Threads of this project's own, for files, name look-ups and long copies of the generator.
+"""Our own thread pool, for the generator's file access, name look-ups and long copies.
 
-User code fills the loop's default executor (`asyncio.to_thread`), with calls that may never end: nothing of
-ours waits behind it.
+User code may fill the loop's default executor (`asyncio.to_thread`) with calls that never end; our calls must
+not queue behind them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _NUM_THREADS = 8
 _THREADS = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="fa-rollout")
 NUM_USER_THREADS = 256
-"""Of the default executor: it grows as it is used, and a call that never ends keeps one for good."""
+"""Size of the default executor: it grows with use, and a call that never ends occupies a thread forever."""
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

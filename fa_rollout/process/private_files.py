@@ -1,4 +1,4 @@
-"""Files that their user alone may read, whatever the umask: a run's hold prompts, answers and addresses."""
+"""Files that only their user may read, whatever the umask: they hold prompts, answers and addresses."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, with those above it; one that is there stays as it is."""
+    """Create a folder and its parents; an existing one stays as it is."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

@@ -1,8 +1,7 @@
-"""Standard output and error that never stop or hold up the process that writes to them.
+"""Standard output and error that never fail or block the process that writes to them.
 
-In: text. Out: the same text at the descriptor, by a thread of its own. Invariant: a full disk, a lost
-terminal, a pipe that nobody reads or that was closed cost text, and nothing else; what is
-left out is counted and said.
+In: text. Out: the same text at the descriptor, written by a thread. Invariant: a full disk, a lost terminal,
+a closed or unread pipe lose text and have no other effect; lost bytes are counted and reported.
 """
 
 import atexit
@@ -37,7 +36,7 @@ def open_standard() -> None:
 
 
 def secure() -> None:
-    """From now on nothing that this process prints or logs can fail or block."""
+    """Make prints and logs of this process unable to fail or block."""
     open_standard()
     sys.stdout, sys.stderr = _Text(1), _Text(2)
 
@@ -48,7 +47,7 @@ def is_secure(stream: object) -> bool:
 
 
 class _Text(io.TextIOWrapper):
-    """Text of one descriptor; a line is on its way when it is complete."""
+    """Text of one descriptor; a line is sent once it is complete."""
 
     def __init__(self, fd: int) -> None:
         self._pump = _Pump(fd)
@@ -85,7 +84,7 @@ class _Raw(io.RawIOBase):
 
 
 class _Pump:
-    """Takes bytes at once, and writes them when the descriptor takes them."""
+    """Queues bytes at once, and writes them when the descriptor is ready."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -132,7 +131,7 @@ class _Pump:
                 self._num_bytes -= len(data)
                 self._is_stuck = False
                 if self._num_lost and not self._waiting:
-                    note = f"[{self._num_lost:,} bytes of output were left out: nobody read them]\n".encode()
+                    note = f"[{self._num_lost:,} bytes of output were dropped: not read in time]\n".encode()
                     self._num_lost = 0
                     self._waiting.append(note)
                     self._num_bytes += len(note)
@@ -143,7 +142,7 @@ def _write(fd: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # somebody made it non-blocking
+        except BlockingIOError:  # another process made it non-blocking
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()

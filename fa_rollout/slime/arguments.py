@@ -14,25 +14,24 @@ _BYTES_PER_TOKEN = 9
 _MIN_RING_BYTES, _MAX_RING_BYTES = 64 << 20, 1 << 30
 _OWN_FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters."
 _HEARTBEAT_S = 120.0
-"""Reward functions of slime run in the generator's loop and may hold it up for long."""
+"""slime's reward functions run in the generator's event loop and may block it for long."""
 
 
 def check_arguments(args: Any) -> None:
-    """Refuse what cannot work with rollouts that never stop.
+    """Check that fully asynchronous rollouts support these arguments.
 
     Raises:
-        ConfigError: says why.
+        ConfigError: they do not; the text says why.
     """
     if getattr(args, "colocate", False) or getattr(args, "offload_rollout", False):
         raise ConfigError(
             "fa_rollout needs engines that keep their memory: with --colocate or --offload-rollout slime "
-            "takes it away under requests that are running, which kills the engines; give rollout GPUs of "
-            "their own (--rollout-num-gpus) and train with train_async.py"
+            "releases it while requests are running, which kills the engines; use separate GPUs for rollout "
+            "(--rollout-num-gpus) and train with train_async.py"
         )
     if not getattr(args, "rollout_global_dataset", True):
         raise ConfigError(
-            "fa_rollout takes prompts from slime's data source: it cannot go with "
-            "--disable-rollout-global-dataset"
+            "fa_rollout takes prompts from slime's data source; remove --disable-rollout-global-dataset"
         )
 
 
@@ -92,7 +91,7 @@ def config_tree(args: Any, options: Options, *, num_steps: int, num_prompts: int
 
 
 def _ring_bytes(args: Any, options: Options, num_versions: int) -> int | str:
-    """Room for all groups that may wait, at a quarter of the longest responses, within limits."""
+    """Space for all groups that may wait, at a quarter of the longest responses, within limits."""
     if options.ring_bytes is not None:
         return options.ring_bytes
     num_samples = int(args.rollout_batch_size) * int(args.n_samples_per_prompt)
@@ -102,7 +101,7 @@ def _ring_bytes(args: Any, options: Options, num_versions: int) -> int | str:
 
 
 def takes_fast_path(args: Any, options: Options) -> bool:
-    """Whether plain prompts go by fa_rollout's own client; else slime's `generate` makes all requests."""
+    """Whether plain prompts use fa_rollout's client; else slime's `generate` makes all requests."""
     is_split = getattr(args, "prefill_num_servers", None) or getattr(args, "sglang_config", None)
     outside = getattr(args, "rollout_external_engine_infos", None) or []
     is_split = is_split or any(engine["worker_type"] in ("prefill", "decode") for engine in outside)

@@ -24,14 +24,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Weight versions between the one that trains a batch and the oldest among its tokens, at most. Under
     `train_async` a batch is composed one update before it is trained, so 1 is the least."""
     staleness_policy: Literal["wait", "drop", "retry", "mask", "keep"] = "wait"
-    """What becomes of groups that would pass the bound; `wait` holds the batch until they are in it."""
+    """What happens to groups that would exceed the limit; `wait` holds the batch until they are in it."""
     arrays: bool = False
     """Numpy arrays in `Sample.tokens` (int64) and `.rollout_log_probs` (float32) in place of lists."""
     on_error: Literal["raise", "retry"] = "raise"
-    """What an exception in generate, reward, hook or filter does: end the run with its traceback, or start
-    the group again, until `max_attempts` are used up."""
+    """What an exception in generate, reward, hook or filter does: end the run with its traceback, or retry
+    the group, up to `max_attempts` times."""
     max_attempts: int = 3
-    """Of a group, with `on_error = retry` or `staleness_policy = retry`."""
+    """Attempts of a group, with `on_error = retry` or `staleness_policy = retry`."""
     max_rejections: int | None = None
     """Groups in a row that the dynamic filter may drop before the run stops; None: one epoch, but 64 at
     least and 1,000 at most."""
@@ -40,16 +40,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ring_bytes: int | str | None = None
     """Shared memory between generator and manager, such as `"256MiB"`; None: by batch and lengths."""
     idle_timeout_s: float | str | None = None
-    """Longest time that the functions of a group may go without asking an engine by slime's `post` or
-    `generate`; then the group fails. None: half of `stall_s`."""
+    """Longest time that the functions of a group may run without a request to an engine (slime's `post` or
+    `generate`); then the group fails. None: half of `stall_s`."""
     stall_s: float | str = 3600.0
     """Longest wait for a batch; the error says who waits for whom."""
     request_timeout_s: float | str = 7200.0
-    """Longest answer of an engine; time in which it stands paused does not count."""
+    """Longest time for an engine's answer; pauses do not count."""
     generator_restarts: int = 5
-    """Generators that may end by accident within ten minutes."""
+    """Restarts of the generator allowed within ten minutes."""
     log_dir: str | None = None
-    """Folder for the event log; None: none is kept."""
+    """Folder for the event log; None: no log."""
 
 
 def read_options(args: Any, environment: Mapping[str, str] = os.environ) -> Options:

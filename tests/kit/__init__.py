@@ -1,1 +1,1 @@
-"""Equipment of tests and benchmarks, which is not installed: engines that stand in for a served model."""
+"""Kit for tests and benchmarks, not installed: engines that stand in for a served model."""

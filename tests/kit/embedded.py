@@ -107,7 +107,7 @@ def _await_ready(process: ChildProcess, ready_fd: int, log: IO[bytes], timeout_s
         if left_s <= 0 or not select.select([ready_fd], [], [], left_s)[0]:
             process.end()
             raise EngineStartError(
-                f"the embedded engine must listen within {timeout_s:g} s; it did not, and was ended. "
+                f"the embedded engine must listen within {timeout_s:g} s; it did not, and was killed. "
                 f"Its last lines:\n{_last_lines(log)}"
             )
         chunk = os.read(ready_fd, 4096)

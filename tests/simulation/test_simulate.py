@@ -240,7 +240,7 @@ def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.Ca
 def test_help_names_every_knob_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["simulate", "--help"])
-    shown = capsys.readouterr().out.rpartition("A sweep can go over")[2]
+    shown = capsys.readouterr().out.rpartition("--sweep accepts")[2]
     assert set(re.findall(r"\w+", shown)) - {"and"} == set(NAMES)
 
 

@@ -2,10 +2,10 @@
 
 | what happens to a group | what follows |
 |---|---|
-| a sample comes back aborted (custom generate functions) | it is sampled on or anew, by `--partial-rollout` |
-| one has tokens of weights that nobody knows | it is sampled anew: another engine, or later |
-| anything raises | the run ends with the traceback, or the group starts again: `fa_rollout_on_error` |
-| a function does not return in its time | failed, with the line that it is on |
+| a sample is aborted (custom generate functions) | it is continued or restarted, by `--partial-rollout` |
+| a sample has tokens of an unknown weight version | it is restarted |
+| a function raises | the run ends with the traceback, or the group is retried: `fa_rollout_on_error` |
+| a function exceeds its time limit | failed, with the line that it is on |
 | the dynamic filter drops it | filtered |
 | all samples are done | a record |
 
@@ -50,12 +50,12 @@ from trainer_hook.record import UNKNOWN_VERSION
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 64
-"""Times that the aborted samples of a group are sampled again."""
+"""How often the aborted samples of a group are sampled again."""
 _BACKOFF_S, _BACKOFF_CAP_S = 0.05, 2.0
 
 
 class GroupRaised(ConfigError):
-    """Code that a group ran through raised: the user's, or slime's. The text has its traceback."""
+    """User code or slime's code raised in a group. The text has its traceback."""
 
 
 class NoProgress(RuntimeError):
@@ -63,7 +63,7 @@ class NoProgress(RuntimeError):
 
 
 class SlimeRunner:
-    """Carries groups out."""
+    """Runs groups."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class SlimeRunner:
             slime: done when slime is imported and set up.
             book: what engines hold now.
             num_candidates: groups that this generator holds.
-            early: begins plain groups before slime is there.
+            early: starts plain groups before slime is imported.
             rejections: ends a run whose filter drops everything.
-            idle_s: longest time that a group's functions may go without asking an engine.
+            idle_s: longest time that a group's functions may run without a request to an engine.
         """
         self._idle_s = idle_s
         self._args = args
@@ -108,18 +108,18 @@ class SlimeRunner:
         self.num_samples = 0
 
     def stock(self, groups: Sequence[Assignment], payloads: Sequence[bytes]) -> None:
-        """Take what was fed for these groups."""
+        """Store the payloads that were fed for these groups."""
         self._prompts.update(zip((a.group for a in groups), payloads, strict=True))
 
     async def run(
         self, job: Job, slot: Slot, deadline: AbstractAsyncContextManager[None]
     ) -> GroupEnding | None:
-        """Carry a group out; None when it is committed, or filtered and told so.
+        """Run a group; None if it was committed, or filtered and reported.
 
         Raises:
-            GroupRaised: something raised, and the run shall end.
+            GroupRaised: a function raised, and the run must end.
             EndlessRejection: the filter has dropped too many groups in a row.
-            EngineUnavailable: no engine answers any more, whatever is asked.
+            EngineUnavailable: no engine answers.
         """
         payload = self._prompts.pop(job.assignment.group)
         try:
@@ -200,7 +200,7 @@ class SlimeRunner:
             await asyncio.sleep(min(_BACKOFF_CAP_S, _BACKOFF_S * 2**round_number))
         raise NoProgress(
             f"the samples of a group were aborted {MAX_ROUNDS} times: answers take longer than the time "
-            "between weight updates, which --partial-rollout bears"
+            "between weight updates; set --partial-rollout to continue them after an update"
         )
 
     def _calling(self, context: GroupContext) -> AbstractContextManager[None]:
@@ -231,7 +231,7 @@ class SlimeRunner:
             group[member] = fresh[member]
 
     def _drops(self, slime: Upstream, job: Job, group: list[Any]) -> bool:
-        """Ask the dynamic filter; a dropped group is settled here, with its samples if somebody wants all."""
+        """Call the dynamic filter; a dropped group is settled here, with its samples if a hook needs them."""
         path = self._args.dynamic_sampling_filter_path
         if path is None:
             return False
@@ -266,7 +266,9 @@ class SlimeRunner:
                 f"group {job.assignment.group}, attempt {attempt} of {self._options.max_attempts}, raised "
                 f"(with fa_rollout_on_error = retry a group starts again):\n{text}"
             ) from error
-        self._send(Warned(text=f"group {job.assignment.group} starts again after attempt {attempt}: {text}"))
+        self._send(
+            Warned(text=f"retrying group {job.assignment.group} after attempt {attempt} failed: {text}")
+        )
         return GroupEnding(outcome=Settlement.RETURNED, reason=text)
 
 

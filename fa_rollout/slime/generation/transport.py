@@ -1,10 +1,10 @@
-"""slime's `post` over a lean connection: what custom generate functions call, unchanged, at less cost.
+"""Replaces slime's `post`, which custom generate functions call, with the same interface and less overhead.
 
 In: url, payload, retries and headers as slime's `http_utils._post` takes them. Out: the decoded answer.
-Invariant: an answer that says the request is wrong raises at once; all else is tried again as slime does,
-once a second, and the last failure is raised. A condition of the trained model's engines (overload, a server
-error, a lost connection) is borne as long as our own client bears it. An answer of theirs under weights of an
-unknown version is never passed on: it is asked for again until slime has updated that engine.
+Invariant: a 4xx answer raises at once; other failures are retried once a second, as in slime, and the last
+one is raised. Temporary failures of the trained model's engines (overload, a server error, a lost connection)
+are retried as long as our own client retries. An answer under weights of an unknown version is never
+returned: the request is repeated until slime has updated that engine.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Transport:
         max_retries: int = 60,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Stands where `http_utils._post` stands; slime's own client is not used.
+        """Replaces `http_utils._post`; slime's own client is not used.
 
         Raises:
             PostFailed: the answer is 4xx, `max_retries` attempts failed, or the version stays unknown.
@@ -133,10 +133,10 @@ def _check_verdicts(url: str, answer: Any) -> None:
 
 
 def _refuse(url: str, status: int, text: str) -> NoReturn:
-    """Raise what a status means: another try, or none."""
+    """Raise the error for a status: retried, or final."""
     if classify_status(status).is_condition:
         raise aiohttp.ClientPayloadError(f"{status} {text}")
-    raise PostFailed(f"POST {url} must be accepted, found {status} {text}{key_hint(status)}")
+    raise PostFailed(f"POST {url} was refused: {status} {text}{key_hint(status)}")
 
 
 def _answers(answer: Any) -> list[dict[str, Any]]:
