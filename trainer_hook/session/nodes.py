@@ -1,23 +1,24 @@
-"""Several nodes, each with a hub of its own: what their ranks must agree on, by one small collective a step.
+"""Agreement of the ranks of several nodes, each with its own hub: one small collective per step.
 
-In: this node's batch, or none when its data has ended. Out: the batch with the figures of the whole job and
-as many micro-batches as every other rank has, or none when any node has ended.
+In: this node's batch, or None if its data has ended. Out: the batch with the totals of the whole job and the
+same number of micro-batches on every rank, or None if any node has ended.
 
-All send to the first rank and get the rows of all back, so the rank whose row does not come is known by name.
-A ring of neighbours would blame whoever gave up first.
+All ranks send a row to the first rank and receive all rows back, so a missing rank is known by name. In a
+ring of neighbours, the first rank to time out would be blamed.
 
-| who | waits for | at most |
+| rank | waits for | at most |
 |---|---|---|
-| the first rank | a row of every other rank | `timeout_s` in all |
-| any other rank | the first rank to come | `timeout_s` |
-| any other rank | its answer, once it has come | `timeout_s` and a little more |
+| the first rank | a row of every other rank | `timeout_s` in total |
+| any other rank | the arrival of the first rank | `timeout_s` |
+| any other rank | the first rank's answer, after its arrival | `timeout_s` and a margin |
 
-A machine that loses its power closes no connection, and gloo's own time-out is half an hour; hence these. A
-rank that waits in vain cannot use the group again (gloo closes every connection of it), so the first rank can
-name a lost rank to all others only where the connection was closed; after a time-out it alone names it.
+A machine that loses power closes no connection, and gloo's own timeout is half an hour; hence these timeouts.
+After a timeout gloo closes all connections of the rank, so it cannot use the group again. The first rank can
+therefore name a lost rank to the others only if a connection was closed; after a timeout only its own error
+names the lost rank.
 
 Invariant: all ranks of the job see the same number of steps and, in each, the same number of micro-batches;
-the figures count every node once.
+the totals count every node once.
 """
 
 import socket
@@ -37,29 +38,29 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 _ROW_BYTES = 256
-"""What each rank sends: the length of its row, the row as msgpack, zeros."""
+"""A rank's message: the length of its row, the row as msgpack, zeros."""
 _NOBODY = -1
 _MARGIN_S = 5.0
-"""The first rank gives up before those that wait for its answer."""
+"""The first rank times out before the ranks that wait for its answer."""
 _ROUNDING_S = 0.01
 _NUMBER_BYTES = 4
 _HOST_LENGTH = 64
 _SHORTEST_S = 1.0
-"""For what has arrived already, after the whole time was spent on another rank."""
+"""Shortest wait per rank, to read rows that have arrived after the time was spent on another rank."""
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where a rank of the job runs."""
+    """The node and host of a rank."""
 
     node: int
     host: str
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A rank's part of a step, as the other nodes need it. Figures of a node are told by one rank of it."""
+    """A rank's part of a step, for the other nodes. One rank of each node reports the node's totals."""
 
     has_ended: bool = False
-    """The node's data has: all else is 0."""
+    """The node's data has ended; all other fields are 0."""
     step: int = 0
     num_micro_batches: int = 0
     num_groups: int = 0
@@ -73,13 +74,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class LeaderWeights(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the node that leads gave the engines that all share."""
+    """The weights that the leader node published to the shared engines."""
 
     lineage: str = ""
     """Empty on all other ranks."""
     version: int = 0
     pending: bool = False
-    """The engines lack them still."""
+    """The engines do not have them yet."""
 
 
 Row = TypeVar("Row", int, bool, RankPlace, Turn, LeaderWeights)
@@ -91,10 +92,10 @@ class Nodes:
     def __init__(self, group: "ProcessGroup", *, speaks: bool, node: int, timeout_s: float) -> None:
         """
         Args:
-            group: all ranks of the job; its backend must take tensors of the CPU (gloo).
-            speaks: true on one rank of each node, which counts for the node's figures.
-            node: number of this rank's node.
-            timeout_s: longest wait for another node, where its run may have to wait for a batch.
+            group: all ranks of the job; its backend must accept CPU tensors (gloo).
+            speaks: true on one rank of each node, which reports the node's totals.
+            node: index of this rank's node.
+            timeout_s: longest wait for another node, including its wait for a batch.
         """
         import torch.distributed as dist
 
@@ -105,14 +106,14 @@ class Nodes:
         self._timeout_s = timeout_s
         self._here = RankPlace(node=node, host=socket.gethostname()[:_HOST_LENGTH])
         self._places: list[RankPlace] = []
-        """By rank of the job; empty before the first step."""
+        """Per rank of the job; empty before the first step."""
 
     def agree(self, batch: Batch | None) -> Batch | None:
-        """A collective: every rank of the job calls it once a step.
+        """A collective: every rank of the job calls it once per step.
 
         Raises:
-            PeerLost: a rank of another node is gone; the text names its node.
-            HookStateError: the nodes stand at different steps.
+            PeerLost: a rank of another node is lost; the text names its node.
+            HookStateError: the nodes are at different steps.
         """
         turns = self.exchange(_turn(batch, speaks=self._speaks))
         if batch is None or any(turn.has_ended for turn in turns):
@@ -146,7 +147,7 @@ class Nodes:
         """A collective: the rows of all ranks, by rank.
 
         Raises:
-            PeerLost: a rank of another node is gone.
+            PeerLost: a rank of another node is lost.
         """
         if not self._places:
             self._places = _decoded(self._round(_encoded(self._here)), RankPlace)
@@ -159,7 +160,7 @@ class Nodes:
             sent = self._begin_to_send(row, 0)
             arrival = self._begin_to_receive(1, 0)
             answered = self._begin_to_receive(_NUMBER_BYTES + self._size * _ROW_BYTES, 0)
-            arrival.wait(self._timeout_s)  # the first rank has come, and answers unless it is lost itself
+            arrival.wait(self._timeout_s)  # the first rank has arrived, and answers unless it is lost
             answer = answered.wait(self._timeout_s + _MARGIN_S)
             sent.wait(self._timeout_s)
         except RuntimeError as error:
@@ -172,7 +173,7 @@ class Nodes:
     def _collect(self, row: bytes) -> list[bytes]:
         others = range(1, self._size)
         lost = _FirstLost()
-        arrivals, receives = [], []  # the first are not waited for: a rank takes its when it comes
+        arrivals, receives = [], []  # arrivals are not awaited: a rank receives its own on arrival
         for rank in others:
             with lost.noting(rank):
                 arrivals.append(self._begin_to_send(b"\1", rank))
@@ -219,7 +220,7 @@ class Nodes:
         return dist.get_global_rank(self._group, rank)
 
     def name(self, rank: int) -> str:
-        """Where a rank of the job runs, in words."""
+        """Node, host and number of a rank, for messages."""
         place = f"node {self._places[rank].node} ({self._places[rank].host}), " if self._places else ""
         return f"{place}rank {rank} of the job"
 
@@ -238,11 +239,11 @@ class Nodes:
 
 
 class _Silent(RuntimeError):
-    """Nothing came in time."""
+    """Nothing arrived in time."""
 
 
 class _Transfer:
-    """Bytes on their way."""
+    """A transfer in progress."""
 
     def __init__(self, data: "Tensor", work: "Work") -> None:
         self._data = data
@@ -251,7 +252,7 @@ class _Transfer:
     def wait(self, timeout_s: float) -> bytes:
         """
         Raises:
-            RuntimeError: it will not arrive; `_Silent` when the time is over.
+            RuntimeError: the transfer failed; `_Silent` at the timeout.
         """
         began_s = time.monotonic()
         try:
@@ -264,7 +265,7 @@ class _Transfer:
 
 
 class _FirstLost:
-    """Who was lost first: later errors may follow from it."""
+    """The first lost rank; later errors may be consequences."""
 
     def __init__(self) -> None:
         self.rank: int | None = None
@@ -272,7 +273,7 @@ class _FirstLost:
 
     @contextmanager
     def noting(self, rank: int) -> Iterator[None]:
-        """What is done with this rank; an error is noted and the other ranks have their turn."""
+        """Guards the work with a rank: notes an error, and continues with the other ranks."""
         try:
             yield
         except RuntimeError as error:
@@ -288,7 +289,7 @@ def _encoded(row: Row) -> bytes:
 
 def _decoded(rows: list[bytes], kind: type[Row]) -> list[Row]:
     data = [row[_NUMBER_BYTES : _NUMBER_BYTES + _number_of(row[:_NUMBER_BYTES])] for row in rows]
-    return [msgspec.msgpack.decode(one, type=kind) for one in data]
+    return [msgspec.msgpack.decode(row, type=kind) for row in data]
 
 
 def _bytes_of(number: int) -> bytes:
@@ -322,7 +323,7 @@ def _turn(batch: Batch | None, *, speaks: bool) -> Turn:
 
 
 def _padded(micro_batches: list[list[Part]], num_wanted: int) -> list[list[Part]]:
-    """Further micro-batches of one filler each, the first sample of the one with the fewest samples."""
+    """Append micro-batches of one filler: the first sample of the micro-batch with the fewest samples."""
     fewest = min(micro_batches, key=len)[0]
     filler = Part(fewest.record, fewest.member, True)
     return micro_batches + [[filler] for _ in range(num_wanted - len(micro_batches))]

@@ -1,9 +1,9 @@
-"""The weights of a model, whole, in buckets of bounded size.
+"""The full weights of a model, in buckets of bounded size.
 
-In: pieces of a model. Out: its tensors by the names that engines know, a bucket at a time.
+In: pieces of a model. Out: its tensors by the engines' names, a bucket at a time.
 
-Invariants: never more than one bucket of whole tensors is made before it is asked for; every rank takes part
-in every gathering collective, in the same order.
+Invariants: at most one bucket of full tensors is made ahead; every rank takes part in every gathering
+collective, in the same order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Gathering:
-    """The weights of one source, to be gone through any number of times."""
+    """The weights of one source; can be iterated repeatedly."""
 
     def __init__(self, pieces: Sequence[Piece], bucket_bytes: int) -> None:
-        """A tensor larger than a bucket is one by itself."""
+        """A tensor larger than a bucket gets its own bucket."""
         self._pieces = pieces
         self.sizes = {name: size for piece in pieces for name, size in _sizes(piece).items()}
         self._firsts = _firsts(self.sizes, bucket_bytes)
@@ -28,15 +28,15 @@ class Gathering:
 
     @property
     def device(self) -> "torch.device":
-        """Where the first tensor is."""
+        """Device of the first tensor."""
         return self._pieces[0].parts[0].sources[0].device
 
     def buckets(
         self, place: "Callable[[torch.Tensor], torch.Tensor]", *, wanted: Callable[[], bool] = lambda: True
     ) -> "Iterator[dict[str, torch.Tensor]]":
-        """The tensors as they are now, whole, each put where it is needed as soon as it is made.
+        """The current full tensors, each passed through `place` as soon as it is made.
 
-        All ranks must go through all of it. Once tensors are not `wanted` any more, buckets come empty.
+        All ranks must iterate to the end. Buckets are empty while `wanted` returns False.
         """
         bucket: dict[str, torch.Tensor] = {}
         for piece in self._pieces:
@@ -50,13 +50,13 @@ class Gathering:
         yield bucket
 
     def attend(self) -> None:
-        """Take part in the gathering, on ranks that need no whole tensor."""
+        """Take part in gathering, on ranks that need no full tensors."""
         for _ in self.buckets(lambda tensor: tensor, wanted=lambda: False):
             pass
 
 
 def _made(piece: Piece, *, wanted: Callable[[], bool]) -> "dict[str, torch.Tensor]":
-    """The weights of a piece, whole; none where they are not wanted, though its parts are gathered."""
+    """The full weights of a piece. Parts are gathered even if not wanted, and the result is then empty."""
     import torch
 
     with torch.no_grad():
@@ -69,19 +69,19 @@ def num_bytes(tensor: "torch.Tensor") -> int:
 
 
 def on_host(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Contiguous, on the CPU, and alone in its storage, as files and pickles demand."""
+    """Contiguous, on the CPU, with its own storage, as files and pickles require."""
     tensor = tensor.detach().to("cpu").contiguous()
     owns_storage = tensor.untyped_storage().nbytes() == num_bytes(tensor)
     return tensor if owns_storage else tensor.clone()
 
 
 def _gathered(tensor: "torch.Tensor") -> "torch.Tensor":
-    """A DTensor made whole (a collective: all its ranks must call it); any other tensor as it is."""
+    """The full tensor of a DTensor (a collective: all its ranks must call it); other tensors unchanged."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _sizes(piece: Piece) -> dict[str, int]:
-    """Of what it sends, by name."""
+    """Bytes of each weight that it sends, by name."""
     return {
         sent: num_bytes(tensor)
         for name, tensor in piece.outputs.items()
@@ -90,7 +90,7 @@ def _sizes(piece: Piece) -> dict[str, int]:
 
 
 def _firsts(sizes: Mapping[str, int], bucket_bytes: int) -> set[str]:
-    """Names that begin a bucket, but the very first."""
+    """Names that begin a bucket, except the first."""
     firsts: set[str] = set()
     held = 0
     for name, size in sizes.items():

@@ -1,10 +1,9 @@
-"""Weights to files: the pieces of a model become safetensors that an engine loads from a folder.
+"""Writes weights to safetensors files, which engines load from a folder.
 
-In: pieces. Out: `model.safetensors`, or numbered files and an index, named as transformers
-names them.
+In: pieces. Out: `model.safetensors`, or numbered files and an index, with the names that transformers uses.
 
-Invariants: never more than one file's worth of gathered tensors is held; every rank takes part in every
-gathering collective, also when the writer has failed.
+Invariants: at most one file's worth of gathered tensors is in memory; every rank takes part in every
+gathering collective, also after the writer has failed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +35,13 @@ def publish(
     `max_file_bytes` gets a file of its own.
 
     Args:
-        pieces: what `fitting` makes of a module or a state dict.
+        pieces: the result of `fitting` for a module or a state dict.
         write: False on ranks that only take part in gathering sharded tensors.
-        look: shown every bucket before it is written.
-        rest: folder of weights that the pieces lack; they are added, so that `folder` holds all.
+        look: called with every bucket before it is written.
+        rest: folder with the other weights; they are added, so that `folder` contains all.
 
     Raises:
-        PublishFailed: the files could not be written (disk full); what was written of them is removed.
+        PublishFailed: the files could not be written (disk full); partial files are removed.
     """
     weights = Gathering(pieces, max_file_bytes)
     if not write:

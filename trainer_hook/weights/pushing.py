@@ -1,9 +1,9 @@
-"""One push of weights: by files, HTTP or broadcast; once more to those that are left when engines are lost.
+"""One push of weights: by files, HTTP or broadcast; repeated for the remaining engines if some are lost.
 
 | a rank waits | for |
 |---|---|
 | in the gathering of sharded weights | the other ranks that hold parts of them |
-| after a stream | the other ranks to be through with it too, and the leader's word whether to repeat it |
+| after a stream | the other ranks to finish it, and the leader's decision whether to repeat it |
 
 Invariant: all ranks make the same number of passes over the weights.
 """
@@ -41,10 +41,10 @@ _MAX_PASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What the engines are to make of it at the end of the update."""
+    """Result of a push, for the end of the update."""
 
     path: Path | None = None
-    """Folder to load; None: they have the weights already."""
+    """Folder to load; None: the engines already have the weights."""
     is_streamed: bool = False
     probes: Sequence[m.Probe] = ()
     scored: m.Scored | None = None
@@ -54,13 +54,13 @@ class Pusher:
     """Pushes for one rank; keeps the process group from one update to the next."""
 
     def __init__(self, session: Session, *, via: m.Via, bucket_bytes: int) -> None:
-        """`via` and `bucket_bytes` are the run's, for pushes that do not say."""
+        """`via` and `bucket_bytes` are the run's defaults."""
         self._session = session
         self._via = via
         self._bucket_bytes = bucket_bytes
         self._group: UpdateGroup | None = None
         self.nodes: Nodes | None = None
-        """Ranks of other nodes gather too, and would not hear that a pass is repeated."""
+        """Set with several nodes: their ranks gather too, but cannot learn that a pass is repeated."""
         self._num_pushes = 0
         self._indices: dict[str | None, ModelIndex | None] = {}
         """By folder."""
@@ -91,13 +91,13 @@ class Pusher:
         return Pushed(is_streamed=True, scored=scored)
 
     def _score(self, source: Any) -> m.Scored | None:
-        """At the 1st, 2nd, 4th, 8th ... push: what engines miss shows more the longer they miss it."""
+        """At the 1st, 2nd, 4th, 8th ... push: the longer engines miss weights, the larger the difference."""
         self._num_pushes += 1
         is_due = self._num_pushes & (self._num_pushes - 1) == 0
         return score(source) if is_due else None
 
     def check_folder(self, folder: Path, begun: m.UpdateBegun) -> None:
-        """See that a folder that the leader has written holds the weights of the engines' model.
+        """Check that a folder written by the leader contains the weights of the engines' model.
 
         Raises:
             WeightsMismatch: it does not.
@@ -112,7 +112,7 @@ class Pusher:
                 check_kinds(written.kinds, index)
 
     def close(self) -> None:
-        """Leave the group, without waiting for anybody."""
+        """Leave the group without waiting."""
         group, self._group = self._group, None
         if group is not None:
             group.leave(abort=True)
@@ -120,7 +120,7 @@ class Pusher:
     def _fitting(
         self, source: Any, begun: m.UpdateBegun, *, partial: bool, needs_rest: bool
     ) -> Sequence[Piece]:
-        """The pieces of `source`, once every rank has found that they fit: gathering takes them all."""
+        """The pieces of `source`, after every rank has checked that they fit; gathering needs all ranks."""
         pieces: Sequence[Piece] = []
         failure: TypeError | WeightsMismatch | None = None
         try:
@@ -129,13 +129,13 @@ class Pusher:
             pieces = fitting(source, self._index(begun), partial=partial)
         except (TypeError, WeightsMismatch) as error:
             failure = error
-        others = self._told_to_all(failure)
+        others = self._shared_failure(failure)
         if failure is not None or others is not None:
             raise failure or WeightsMismatch(others)
         return pieces
 
-    def _told_to_all(self, failure: Exception | None) -> str | None:
-        """What another rank has found to be wrong."""
+    def _shared_failure(self, failure: Exception | None) -> str | None:
+        """The failure of another rank, if any."""
         if self.nodes is not None:
             has_failed = self.nodes.exchange(failure is not None)
             return "weights must fit on every rank; see the error of another one" if any(has_failed) else None
@@ -146,7 +146,7 @@ class Pusher:
         return word.failure
 
     def _index(self, begun: m.UpdateBegun) -> ModelIndex | None:
-        """The engines' model as its folder describes it; None where that cannot be read here."""
+        """The engines' model, from its folder; None if this process cannot read it."""
         if begun.model not in self._indices:
             try:
                 if begun.model is None:
@@ -172,7 +172,7 @@ class Pusher:
     def _stream(self, weights: Gathering, begun: m.UpdateBegun, via: m.Via, *, partial: bool) -> None:
         for number in range(1, _MAX_PASSES + 1):
             failure = self._pass(weights, begun, m.OpenStream(via=via, partial=partial))
-            # An engine that was lost in the middle of a part would have to be given all
+            # After a partial push breaks off, an engine needs all weights
             may_repeat = number < _MAX_PASSES and self.nodes is None and not partial
             again = isinstance(failure, StreamBroken) and may_repeat
             word = self._agree(again=again, failure=None if failure is None else str(failure))
@@ -185,7 +185,7 @@ class Pusher:
             raise WeightUpdateFailed(text) from failure
 
     def _pass(self, weights: Gathering, begun: m.UpdateBegun, opening: m.OpenStream) -> HookError | None:
-        """Send everything once; what went wrong, on the leader."""
+        """Send everything once; returns the failure, on the leader."""
         if not begun.leader:
             weights.attend()
             return None
@@ -204,7 +204,7 @@ class Pusher:
         return stream.failure
 
     def _agree(self, *, again: bool, failure: str | None) -> m.PassEnded:
-        """What the leader says, heard by every rank when all have made their pass."""
+        """The leader's decision, received by every rank after all have finished their pass."""
         return self._session.ask(
             lambda number: m.UpdatePassed(request=number, again=again, failure=failure),
             m.PassEnded,
@@ -226,7 +226,7 @@ def _check_partial(begun: m.UpdateBegun, *, needs_rest: bool) -> None:
 
 
 class _Engines:
-    """The engines, by way of hub and generator."""
+    """The engines, through hub and generator."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,6 +1,6 @@
-"""The weights of an earlier version, by which a partial push to files is completed.
+"""Weights of the previous version, which complete a partial push to files.
 
-Invariant: what cannot be read is an OSError, never a missing weight.
+Invariant: an unreadable weight raises OSError and is never left out.
 """
 
 import json
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class MissingWeights:
-    """The weights of one folder that a push lacks."""
+    """The weights of a folder that a push does not contain."""
 
     def __init__(self, folder: Path, names: Collection[str]) -> None:
-        """`names`: of the weights that the push has.
+        """`names`: the weights in the push.
 
         Raises:
-            OSError: the folder cannot be read, or holds no weights.
+            OSError: the folder cannot be read, or contains no weights.
         """
         self._folder = folder
         self._file_of: dict[str, str] = {}
@@ -42,10 +42,10 @@ class MissingWeights:
             raise OSError(f"{folder} holds no weights that a partial push could be completed by")
 
     def buckets(self, bucket_bytes: int) -> "Iterator[dict[str, torch.Tensor]]":
-        """All of them, in buckets of at most this size or of one weight.
+        """All weights, in buckets of at most this size or of one weight.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a weight cannot be read.
         """
         bucket: dict[str, torch.Tensor] = {}
         held = 0
@@ -70,7 +70,7 @@ class MissingWeights:
 
 
 def _files(folder: Path) -> list[str]:
-    """Those of the index, else the only one."""
+    """The files of the index, else the single file."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return ["model.safetensors"] if (folder / "model.safetensors").exists() else []

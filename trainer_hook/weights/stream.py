@@ -1,13 +1,13 @@
-"""Weights to the engines without files that stay: bucket by bucket, while the engines stand still.
+"""Streams weights to the paused engines, bucket by bucket, without permanent files.
 
 | the leader waits | for | at most |
 |---|---|---|
-| for each stage | every engine to take it | the hub's `stall_s`, and the engines' own deadlines |
+| for each stage | every engine to complete it | the hub's `stall_s`, and the engines' deadlines |
 | to join a group | every worker of every engine | `GROUP_TIMEOUT_S` |
-| for a broadcast | all receivers; or the news that one of them is lost | the same, for each tensor |
+| for a broadcast | all receivers, or the loss of an engine | `GROUP_TIMEOUT_S` per tensor |
 
-Invariant: a stream that broke sends nothing more, leaves its group, and says so in `failure`; the gathering
-goes on, since other ranks take part in it.
+Invariant: a broken stream sends nothing more, leaves its group, and sets `failure`; gathering continues,
+because other ranks take part in it.
 """
 
 import os
@@ -34,16 +34,16 @@ _POLL_S = 0.001
 
 
 class EnginePort(Protocol):
-    """The other end, as the hook knows it. What goes wrong is raised by its class."""
+    """The engines' side of a stream. Errors are raised as their own class."""
 
     def begin(self, stage: m.Stage) -> int:
-        """Ask for a stage; its number."""
+        """Request a stage; returns its number."""
 
     def has_ended(self, number: int) -> bool:
-        """Whether `finish` would return, or raise, at once."""
+        """Whether `finish` would return or raise immediately."""
 
     def finish(self, number: int) -> m.Audience | None:
-        """Wait for a stage to be taken by all engines; who takes part, of an opening."""
+        """Wait until all engines complete a stage; an opening returns the participants."""
 
 
 class StageStream:
@@ -53,23 +53,23 @@ class StageStream:
         self._opening = opening
         self.probes = probes
         self.failure: HookError | None = None
-        """Why nothing more is sent."""
+        """Why the stream broke; None: it works."""
         self._engines = engines
         self._pending: int | None = None
-        """The stage that was begun and not finished."""
+        """The open stage."""
 
     def place(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        """Put a whole tensor where it is sent from."""
+        """Move a full tensor to the device it is sent from."""
         raise NotImplementedError
 
     def send(self, bucket: "Mapping[str, torch.Tensor]") -> None:
-        """Send a bucket, once the one before has arrived."""
+        """Send a bucket, after the previous bucket has arrived."""
         if self.failure is None:
             self.probes.look(bucket)
             self._guard(lambda: self._send(bucket))
 
     def close(self) -> None:
-        """Wait for what was sent last, and for every engine to say that it has all of it."""
+        """Wait for the last bucket, and for every engine to confirm that it has all weights."""
         if self.failure is None:
             self._guard(self._seal)
 
@@ -78,7 +78,7 @@ class StageStream:
             work()
         except HookError as error:
             self.failure = error
-        except RuntimeError as error:  # torch's own: a member of the group is gone
+        except RuntimeError as error:  # from torch: a member of the group is lost
             self.failure = StreamBroken(f"a broadcast of weights broke: {error}")
         if self.failure is not None:
             self._give_up()
@@ -108,11 +108,11 @@ class StageStream:
         raise NotImplementedError
 
     def _give_up(self) -> None:
-        """Free whoever waits for this end."""
+        """Release members that wait for this side."""
 
 
 class TensorStream(StageStream):
-    """Buckets as bytes, for requests of the generator to the engines; two at a time lie in `folder`."""
+    """Buckets as files in `folder`, at most two, which the generator sends to the engines over HTTP."""
 
     def __init__(self, engines: EnginePort, opening: m.OpenStream, probes: Probes, folder: Path) -> None:
         super().__init__(engines, opening, probes)
@@ -137,7 +137,7 @@ class TensorStream(StageStream):
         self._begin(m.TakeTensors(path=str(path)))
 
     def _write(self, path: Path, bucket: "Mapping[str, torch.Tensor]") -> None:
-        """Tensors by value: a pickle that every age of SGLang takes, from any machine."""
+        """Tensors by value: a pickle that every SGLang release accepts, from any machine."""
         try:
             with open(path, "wb", opener=_private) as file:
                 pickle.dump(list(bucket.items()), file, protocol=4)
@@ -163,7 +163,7 @@ class TensorStream(StageStream):
 
 
 class BroadcastStream(StageStream):
-    """Broadcasts in a group of the leader and the engines' workers, which stays for the next update."""
+    """Broadcasts in a group of the leader and the engines' workers; the next update reuses the group."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class BroadcastStream(StageStream):
     ) -> None:
         super().__init__(engines, opening, probes)
         self.group = group
-        """For the next stream; None when it was left."""
+        """For the next stream; None after leaving it."""
         self._backend = backend
         self._guard(self._meet)
 
@@ -184,7 +184,7 @@ class BroadcastStream(StageStream):
         return tensor.to("cpu" if self._backend == "gloo" else "cuda").contiguous()
 
     def _meet(self) -> None:
-        """Be in one group with every worker of every engine."""
+        """Join or reuse a group with every worker of every engine."""
         audience = self._open()
         if self.group is not None and self.group.name == audience.group:
             return
@@ -211,16 +211,16 @@ class BroadcastStream(StageStream):
         self._finish()
 
     def _joined(self, join: Callable[[], UpdateGroup]) -> UpdateGroup:
-        """The group, once all have met; a refusal of the engines, who then do not come, ends the wait."""
+        """The group, once all members have joined; a refusal of the engines ends the wait."""
         meeting: Future[UpdateGroup] = Future()
 
         def meet() -> None:
             try:
                 meeting.set_result(join())
-            except BaseException as error:  # handed to who waits
+            except BaseException as error:  # raised again by the waiting thread
                 meeting.set_exception(error)
 
-        # A thread, since nothing interrupts torch's wait; one that is left alone ends by its deadline
+        # A thread, because torch's wait cannot be interrupted; an abandoned thread ends at its deadline
         threading.Thread(target=meet, name="update group", daemon=True).start()
         while not meeting.done():
             assert self._pending is not None
@@ -247,7 +247,7 @@ class BroadcastStream(StageStream):
         self._finish()
 
     def _watch(self, works: list[Any]) -> None:
-        """Wait for the broadcasts to end; a refusal of the engines, who then take none, ends it too."""
+        """Wait for the broadcasts to finish; a refusal of the engines ends the wait."""
         deadline_s = time.monotonic() + m.GROUP_TIMEOUT_S * max(1, len(works))
         while not all(work.is_completed() for work in works):
             assert self._pending is not None

@@ -1,10 +1,10 @@
-"""A process group of the trainer's leader and the engines' workers, beside all groups of the trainer.
+"""A process group of the trainer's leader and the engines' workers, separate from the trainer's groups.
 
-In: an address and a name that all its members were told. Out: broadcasts from rank 0, the leader.
+In: an address and a name that all members know. Out: broadcasts from rank 0, the leader.
 
-SGLang makes its end by `rendezvous`, a `PrefixStore` of the group's name and torch's own helper for new
-groups; the stores' keys meet only if this end is made the same way. Invariant: every wait has a deadline, and
-`leave` frees members that wait for this one.
+SGLang creates its side with `rendezvous`, a `PrefixStore` of the group's name and torch's helper for new
+groups; the store keys match only if this side does the same. Invariant: every wait has a deadline, and
+`leave` releases members that wait for this one.
 """
 
 import ipaddress
@@ -25,13 +25,13 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class UpdateGroup:
-    """One member's end of a group; `leave` it when it is not needed any more."""
+    """One member of a group; call `leave` when done."""
 
     def __init__(self, name: str, group: Any, store: Any) -> None:
         self.name = name
         self._group = group
         self._pid = os.getpid()
-        self._store = store  # rank 0 serves it: it must live as long as the group
+        self._store = store  # served by rank 0: must exist as long as the group
 
     @classmethod
     def join(
@@ -45,47 +45,49 @@ class UpdateGroup:
         backend: str,
         timeout_s: float = GROUP_TIMEOUT_S,
     ) -> Self:
-        """Meet the other members at the store of this address; blocks until all are there.
+        """Join the other members at the store of this address; blocks until all have joined.
 
         Raises:
-            RuntimeError: they did not all come in time.
+            RuntimeError: a member did not join in time.
         """
         c10d = _c10d()
         with _gloo_beside(address):
-            group, _ = c10d._new_process_group_helper(  # the only way to a group outside of the default one
-                world_size,
-                rank,
-                [],
-                c10d.Backend(backend),
-                c10d.PrefixStore(name, store),
-                group_name=name,
-                timeout=timedelta(seconds=timeout_s),
+            group, _ = (
+                c10d._new_process_group_helper(  # the only way to create a group outside the default group
+                    world_size,
+                    rank,
+                    [],
+                    c10d.Backend(backend),
+                    c10d.PrefixStore(name, store),
+                    group_name=name,
+                    timeout=timedelta(seconds=timeout_s),
+                )
             )
         c10d._world.pg_group_ranks[group] = {member: member for member in range(world_size)}
         return cls(name, group, store)
 
     def broadcast(self, tensor: "torch.Tensor") -> Any:
-        """Begin to send this tensor (rank 0), or to receive it; in the same order on every member.
+        """Start to send this tensor (rank 0) or to receive it; in the same order on every member.
 
-        Returns torch's handle on it.
+        Returns torch's work handle.
         """
         return _c10d().broadcast(tensor, group=self._group, group_src=0, async_op=True)
 
     def leave(self, *, abort: bool = False) -> None:
-        """Close this end; idempotent. `abort`: what is under way is given up."""
+        """Close this side; idempotent. `abort`: cancel running broadcasts."""
         if os.getpid() != self._pid:
-            return  # a forked child: the group's threads, which this would wait for, are its parent's
+            return  # a forked child: the group's threads belong to the parent
         group, self._group = self._group, None
         if group is None:
             return
-        with suppress(RuntimeError):  # some other member is gone already
+        with suppress(RuntimeError):  # another member has left already
             if abort:
                 group.abort()
             _c10d().destroy_process_group(group)
 
 
 def serve_store(address: str, timeout_s: float = GROUP_TIMEOUT_S) -> tuple[Any, int]:
-    """A store for the members to meet at, and its port; served by this process on this address alone."""
+    """A store for the members, and its port; served by this process on this address only."""
     from torch._C._distributed_c10d import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -98,13 +100,13 @@ def serve_store(address: str, timeout_s: float = GROUP_TIMEOUT_S) -> tuple[Any, 
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout_s),
             use_libuv=True,
-            master_listen_fd=listener.detach(),  # left to itself it listens on all addresses
+            master_listen_fd=listener.detach(),  # by default it listens on all addresses
         )
     return store, port
 
 
 def meeting_address(urls: Sequence[str]) -> str:
-    """The address of this machine that all these engines can reach: loopback where all of them are on it."""
+    """The address of this machine that all these engines can reach; loopback if all of them are local."""
     found = [own_address(url) for url in urls]
     return next((address for address in found if not _is_loopback(address)), found[0])
 
@@ -112,10 +114,10 @@ def meeting_address(urls: Sequence[str]) -> str:
 def find_store(
     address: str, port: int, *, rank: int, world_size: int, timeout_s: float = GROUP_TIMEOUT_S
 ) -> Any:
-    """The store that another process serves.
+    """The store of another process.
 
     Raises:
-        RuntimeError: none is there in time.
+        RuntimeError: it was not reachable in time.
     """
     host = f"[{address}]" if ":" in address else address
     timeout = timedelta(seconds=timeout_s)
@@ -125,7 +127,7 @@ def find_store(
 
 
 def own_address(url: str) -> str:
-    """The address of this machine that a packet to the host of `url` would leave from."""
+    """This machine's source address for packets to the host of `url`."""
     parts = urlsplit(url)
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
@@ -143,7 +145,7 @@ def _is_loopback(address: str) -> bool:
 
 @contextmanager
 def _gloo_beside(address: str) -> Iterator[None]:
-    """Where members meet on loopback, gloo listens there too: by itself it takes the host name's address."""
+    """Make gloo listen on loopback for a loopback group; by default it uses the host name's address."""
     if _GLOO_INTERFACE in os.environ or not _is_loopback(address):
         yield
         return
@@ -155,7 +157,7 @@ def _gloo_beside(address: str) -> Iterator[None]:
 
 
 def _c10d() -> Any:
-    """torch's module of groups; what is needed of it is neither public nor typed."""
+    """torch's module of process groups; the functions needed are neither public nor typed."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d

@@ -1,9 +1,9 @@
-"""The safetensors files of one publication.
+"""The safetensors files of one weight version.
 
-In: buckets, each small enough to hold. Out: `model.safetensors`, or several files and an index.
+In: buckets, each small enough for memory. Out: `model.safetensors`, or several files and an index.
 
-Invariants: a file has its final name only when it is whole; after a failure none is left; the folder holds
-every weight, once.
+Invariants: a file gets its final name only when complete; after a failure no file remains; the folder
+contains every weight once.
 """
 
 import errno
@@ -26,7 +26,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class WeightFiles:
-    """Writes bucket after bucket; holds its first failure back until `finish`: others wait in collectives."""
+    """Writes bucket after bucket; raises its first failure in `finish`, as others wait in collectives."""
 
     def __init__(self, folder: Path, num_buckets: int) -> None:
         self.failure: PublishFailed | None = None
@@ -38,7 +38,7 @@ class WeightFiles:
         self._total_bytes = 0
 
     def open_rest(self, folder: Path, names: Collection[str]) -> MissingWeights | None:
-        """The weights of another folder that are none of these `names`; None after a failure."""
+        """The weights of another folder except `names`; None after a failure."""
         try:
             return MissingWeights(folder, names)
         except OSError as error:
@@ -46,7 +46,7 @@ class WeightFiles:
             return None
 
     def check_room(self, needed_bytes: int) -> None:
-        """Fail before anything is written, if it cannot fit."""
+        """Fail before writing if the disk has too little space."""
         try:
             free_bytes = shutil.disk_usage(self._folder).free
         except OSError as error:
@@ -56,13 +56,13 @@ class WeightFiles:
             self._fail(OSError(errno.ENOSPC, f"{needed_bytes} bytes are needed, {free_bytes} are free"))
 
     def write(self, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Take a bucket of tensors as `on_host` makes them."""
+        """Write a bucket of tensors from `on_host`."""
         self._num_written += 1
         if self.failure is None:
             self._try(self._name(), tensors)
 
     def complete(self, rest: MissingWeights, bucket_bytes: int) -> None:
-        """Add what the buckets lack."""
+        """Write the missing weights."""
         buckets = rest.buckets(bucket_bytes)
         number = 0
         while self.failure is None:
@@ -80,7 +80,7 @@ class WeightFiles:
         """All files, the index last.
 
         Raises:
-            PublishFailed: what went wrong on the way.
+            PublishFailed: the first failure.
         """
         if self.failure is None and len(self._paths) > 1:
             try:
@@ -129,7 +129,7 @@ class WeightFiles:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A name to write under; it becomes `path` when the block ends, and is removed when it raises."""
+    """A temporary name; renamed to `path` when the block ends, removed if it raises."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
