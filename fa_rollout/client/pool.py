@@ -1,7 +1,7 @@
-"""The engine pool: one door to all engines. Token ids and sampling parameters in, true completions out.
+"""The engine pool: access to all engines. Token ids and sampling parameters in, validated completions out.
 
 Invariants: one request per sample; every wait has a deadline; nothing is sent while this pool has paused the
-engines, since an engine that is paused forgets the abort of a request that it has not begun.
+engines, since a paused engine forgets the abort of a request that it has not started.
 """
 
 import asyncio
@@ -54,16 +54,16 @@ class EnginePool:
         known: Sequence[EngineInfo] = (),
         ends_pauses: bool = True,
     ) -> None:
-        """`max_concurrent_samples` is per engine; with `router` there is one url, whose workers count.
+        """`max_concurrent_samples` is per engine; with `router`, `urls` is one url and its workers count.
 
-        With `takes_over`, engines that an earlier life of the caller may have left paused go on at the start,
-        which waits for one of them alone: those that come later are let in then; `known` is what that life
-        had found, which is not asked for again.
-        Without `ends_pauses` engines are paused by somebody else alone, and are waited for, however long.
-        `vocab_size` bounds token ids where no engine's model folder can be read here.
+        With `takes_over`, start continues engines that a previous process may have left paused, and waits for
+        only one engine; later engines are added when they come up. `known`: what the previous process found,
+        which is not probed again.
+        Without `ends_pauses`, only other clients pause engines, and the pool waits for them without limit.
+        `vocab_size` bounds token ids if no engine's model folder can be read here.
 
         Raises:
-            AddressError: an address that cannot be read.
+            AddressError: a malformed address.
             ValueError: no engine, or more than one router.
         """
         self._urls = list(dict.fromkeys(engine_url(url) for url in urls))
@@ -79,7 +79,7 @@ class EnginePool:
         self._ends_pauses = ends_pauses
         self._clock = ActiveClock()
         self.patience = Patience(self.policy.unavailable_timeout_s)
-        """With what is no request's fault."""
+        """For failures that are not a request's fault."""
         self._background = Background()
         self._books = RequestBooks()
         self._calls: dict[str, Call] = {}
@@ -90,7 +90,7 @@ class EnginePool:
 
     @property
     def engines(self) -> tuple[EngineInfo, ...]:
-        """What the probes found, of engines that are up or were."""
+        """What the probes found, for engines that are or were up."""
         return tuple(self._fleet.infos)
 
     @property
@@ -100,20 +100,20 @@ class EnginePool:
 
     @property
     def capacity(self) -> int:
-        """Requests that all engines hold at once when all are well."""
+        """Concurrent requests of all engines when all are healthy."""
         return sum(lane.window.capacity for lane in self._dispatcher.lanes if not lane.is_leaving)
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of prompt and response together that every engine takes; None where none tells."""
+        """Limit of prompt and response tokens together on every engine; None if none reports it."""
         known = [info.context_length for info in self.engines if info.context_length is not None]
         return min(known, default=None)
 
     async def start(self) -> None:
-        """Probe every engine and open the doors.
+        """Probe every engine and start accepting requests.
 
         Raises:
-            EngineUnavailable: an engine is not up within `start_timeout_s`; names each.
+            EngineUnavailable: engines are not up within `start_timeout_s`; the text names each.
         """
         session = await self._stack.enter_async_context(open_session(self.policy))
         ids = WireIds()
@@ -170,7 +170,7 @@ class EnginePool:
         )
         """For weights in files, and for version labels."""
         self.streams = WeightStream(self._fleet, self._recovery, self.policy)
-        """For weights that come without files."""
+        """For weights that are sent without files."""
         self.members = Membership(
             fleet=self._fleet,
             dispatcher=self._dispatcher,
@@ -181,11 +181,11 @@ class EnginePool:
             abort_lane=self._abort_lane,
             ends_pauses=self._ends_pauses,
         )
-        """Who comes and goes."""
+        """Engines that join and leave."""
         self.members.resize_lanes()
 
     def _make_elsewhere(self, lane: Lane) -> None:
-        """Calls that wait on a lane come back as aborted, where another lane can take them."""
+        """Abort the calls of a lane if another lane can take them."""
         if any(other.is_usable for other in self._dispatcher.lanes):
             self._abort_lane(lane)
 
@@ -237,17 +237,17 @@ class EnginePool:
         routing_key: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """One sample. `rid` must not be in use now.
+        """Sample one completion. `rid` must not be in use.
 
-        `options` are further keys of the request, such as `extra_key` or `return_routed_experts`.
-        An abort, asked for or not, is a normal answer with `finish == "abort"`.
+        `options` are more keys of the request, such as `extra_key` or `return_routed_experts`.
+        An abort, requested or not, is a normal completion with `finish == "abort"`.
 
         Raises:
-            RequestRefused: refused for good (sent once), or ids outside of the vocabulary (never sent).
-            InvalidReply: answers that break a rule of truth, of every engine that was asked.
-            RequestTimedOut: silence on every attempt.
-            RequestFailed: no engine answered it for `unavailable_timeout_s`, while others were answered.
-            EngineUnavailable: no engine answered anything for `unavailable_timeout_s`.
+            RequestRefused: refused permanently (sent once), or ids outside the vocabulary (not sent).
+            InvalidReply: every engine that was tried returned an invalid reply.
+            RequestTimedOut: no reply on any attempt.
+            RequestFailed: no engine answered this request for `unavailable_timeout_s`, but answered others.
+            EngineUnavailable: no engine answered any request for `unavailable_timeout_s`.
         """
         self._check(rid, input_ids)
         call = Call(
@@ -269,13 +269,13 @@ class EnginePool:
                 self._last_call_ended.set()
 
     def bear(self, trouble: Trouble | None, text: str) -> Trouble:
-        """Count an answer that is of no use and is no fault of the request, as an abort without a token.
+        """Count a useless answer that is not the request's fault, such as an abort without a token.
 
         Args:
-            trouble: what the same request met before.
+            trouble: earlier failures of the same request.
 
         Raises:
-            RequestFailed, EngineUnavailable: as `generate` does, when nothing else comes for too long.
+            RequestFailed, EngineUnavailable: as in `generate`, when this lasts too long.
         """
         return self._sender.retries.bear(trouble, text)
 
@@ -288,18 +288,18 @@ class EnginePool:
         check_ids(rid, input_ids, self._vocab_size)
 
     async def abort(self, rids: Iterable[str]) -> None:
-        """End calls by their ids; each comes back as an abort with its tokens. Unknown ids are no error."""
+        """Abort calls by id; each returns as an abort with its tokens. Unknown ids are ignored."""
         for rid in rids:
             call = self._calls.get(rid)
             if call is not None:
                 self._sender.abort(call)
 
     async def pause(self, mode: str, *, may_be_none: bool = False) -> None:
-        """Engines stand still: by `abort` (ends all there), `retract` or `in_place`. Nothing is sent.
+        """Pause all engines by `abort` (ends all their requests), `retract` or `in_place`; nothing is sent.
 
         Raises:
-            ControlFailed: an engine did not pause; all go on. With `may_be_none`, that no engine can be
-                reached is no error.
+            ControlFailed: an engine did not pause; all are continued. With `may_be_none`, it is not an error
+                if no engine can be reached.
         """
         self._dispatcher.hold()
         self._clock.stop()
@@ -314,10 +314,10 @@ class EnginePool:
             raise
 
     async def continue_(self) -> None:
-        """Engines go on, and so do deadlines and dispatch.
+        """Continue engines, deadlines and dispatch.
 
         Raises:
-            ControlFailed: an engine did not go on; the others do.
+            ControlFailed: an engine did not continue; the others did.
         """
         try:
             await self._fleet.continue_()
@@ -340,5 +340,5 @@ class EnginePool:
         self._dispatcher.release_hold()
 
     def statistics(self) -> PoolStatistics:
-        """The pool at this moment."""
+        """A snapshot of the pool."""
         return take_statistics(self._books, self._dispatcher, self._flights, self._clock)

@@ -90,7 +90,7 @@ def test_weights_that_nobody_here_can_give_keep_an_engine_out(engines: list[Scri
 
     async def work(pool: EnginePool) -> None:
         await pool.weights.set_label("run:3")  # pushed by hand
-        with pytest.raises(ControlFailed, match="must hold version 'run:3' to join"):
+        with pytest.raises(ControlFailed, match="must have version 'run:3' to join"):
             await pool.members.join(second.url, "run:3")
         assert pool.urls == [first.url]
 
@@ -149,7 +149,7 @@ def test_what_an_engine_cannot_end_in_time_comes_back_with_its_tokens(engines: l
 
 def test_the_last_engine_stays(engines: list[ScriptedEngine]) -> None:
     async def work(pool: EnginePool) -> Completion:
-        with pytest.raises(ControlFailed, match="must keep one engine"):
+        with pytest.raises(ControlFailed, match="is the last engine of the run"):
             await pool.members.leave(engines[0].url, drain_s=0.0)
         return await ask(pool)
 

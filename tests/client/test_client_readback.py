@@ -69,7 +69,7 @@ def test_an_engine_that_skipped_what_it_was_given_is_an_error(engine: ScriptedEn
     old = folder_of(tmp_path / "old", OLD)
 
     async def work(pool: EnginePool) -> None:
-        with pytest.raises(ControlRefused, match=r"number 0 is 1, pushed was 1.013.*it started with"):
+        with pytest.raises(ControlRefused, match=r"number 0 is 1, but 1.013.*it started with"):
             await load(pool, old, "0:1", probes_of(NEW, old))
 
     run_with(engine, work)

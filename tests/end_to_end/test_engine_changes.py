@@ -118,7 +118,7 @@ def test_engines_join_and_leave_a_run_by_command(start: Callable[..., Run], tmp_
         assert first.state()["num_running"] == 0
         refused = run.engines("remove", second.url)
         assert refused.returncode == 2
-        assert "must keep one engine" in refused.stderr
+        assert "is the last engine of the run" in refused.stderr
         first.stop()
         run.hold(is_held=False)
         run.assert_complete()

@@ -228,7 +228,7 @@ def test_engines_that_are_down_are_said_and_end_the_start_before_the_trainer(tmp
     try:
         assert launch.end() == 2
         assert "waiting for the engines: http://127.0.0.1:9 does not answer" in launch.stderr
-        assert "every engine must be up at the start; http://127.0.0.1:9" in launch.stderr
+        assert "not all engines are up; http://127.0.0.1:9" in launch.stderr
         assert "Traceback" not in launch.stderr
         assert not (tmp_path / "up").exists()
     finally:

@@ -74,7 +74,7 @@ async def _load(engine: Engine, path: str, label: str, *, flush_cache: bool, lim
             engine.standing.label = label
             return
         _LOG.warning("event=load_not_done endpoint=%s path=%s label=%s", engine.url, path, label)
-    raise NotDone(f"{engine.url} must load weights from {path}: it says that it did, and keeps its version")
+    raise NotDone(f"{engine.url} reported that it loaded weights from {path}, but its version did not change")
 
 
 async def _answer_or_label(engine: Engine, payload: dict[str, Any], limit_s: float) -> dict[str, Any]:

@@ -163,6 +163,6 @@ def _mismatch(engine: Engine, probe: Probe, rows: Sequence[Sequence[float]]) -> 
             "is engine.model the model that it serves, unquantized, and does nobody else give it weights?"
         )
     return (
-        f"{engine.url} must hold the weights that were pushed, and holds others in {probe.name}: number "
-        f"{place} is {row[place]:.7g}, pushed was {values[place]:.7g}; {likely}"
+        f"{engine.url} does not hold the pushed weights: in {probe.name}, number {place} is "
+        f"{row[place]:.7g}, but {values[place]:.7g} was pushed; {likely}"
     )

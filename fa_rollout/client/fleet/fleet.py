@@ -314,7 +314,7 @@ class Fleet:
             raise ControlRefused("; ".join(map(str, refusals)))
         if not done:
             causes = "; ".join(map(str, failed.values()))
-            raise ControlFailed(causes or f"an engine must be left, found all of them lost: {self._losses()}")
+            raise ControlFailed(causes or f"all engines are lost: {self._losses()}")
         for engine, error in failed.items():
             self.on_lost(engine, error)
         return done

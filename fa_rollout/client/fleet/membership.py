@@ -1,13 +1,12 @@
-"""Engines that join a pool while it works, and engines that leave it.
+"""Engines that join and leave a running pool.
 
 | who | waits for | at most |
 |---|---|---|
-| an engine that joins | its own start, the current weights, the end of an update | `start_timeout_s` each |
-| an engine that leaves | the requests that it has | `drain_s`, then they are aborted and go on elsewhere |
+| a joining engine | its start, the current weights, the end of an update | `start_timeout_s` each |
+| a leaving engine | its running requests | `drain_s`, then they are aborted and continue elsewhere |
 
-Invariant: an engine gets its first request when it holds the weights that all others hold; it is forgotten
-when no request of ours is there any more. Behind a router the same, but what a worker that leaves still has
-is the router's to finish.
+Invariant: an engine gets its first request only after it has the same weights as all others, and is removed
+only when it has none of our requests. Behind a router, the router finishes a leaving worker's requests.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Who belongs to a pool."""
+    """The engines of a pool: joining and leaving."""
 
     fleet: Fleet
     dispatcher: LaneDispatcher
@@ -45,17 +44,17 @@ class Membership:
     max_per_engine: int
     """Requests at once."""
     abort_lane: Callable[[Lane], None]
-    """Aborts the calls that are in the air on a lane."""
+    """Aborts the running calls of a lane."""
     ends_pauses: bool
-    """An engine that stands paused for long goes on."""
+    """Continue an engine that has been paused for long."""
 
     async def join(self, address: str, label: str) -> None:
-        """Bring an engine in; harmless for one that is in. `label`: of the weights that all others hold.
+        """Add an engine; no effect if it is a member. `label`: version label of the others' weights.
 
         Raises:
-            AddressError: the address cannot be read.
-            EngineUnavailable: it does not come up.
-            ControlFailed: it is not like the others, or cannot be given the current weights.
+            AddressError: the address is malformed.
+            EngineUnavailable: the engine does not come up.
+            ControlFailed: it differs from the others, or cannot get the current weights.
         """
         url = engine_url(address)
         if self._is_in(url):
@@ -75,7 +74,7 @@ class Membership:
         self._check(info)
         await self._made_current(engine, label, time.monotonic() + limit_s)
         if self._is_in(url):
-            return  # somebody else's wish for it came true first
+            return  # a concurrent request has added it
         if self.fleet.router is not None:
             await self.fleet.enlist(engine)
         else:
@@ -85,10 +84,10 @@ class Membership:
         _LOG.info("event=engine_joined endpoint=%s", url)
 
     async def leave(self, address: str, drain_s: float) -> None:
-        """Take an engine out; harmless for one that is not in.
+        """Remove an engine; no effect if it is not a member.
 
         Raises:
-            ControlFailed: it is the last one.
+            ControlFailed: it is the last engine.
         """
         url = engine_url(address)
         if self.fleet.router is not None:
@@ -100,7 +99,7 @@ class Membership:
         _LOG.info("event=engine_left endpoint=%s", url)
 
     def resize_lanes(self) -> None:
-        """Behind a router one lane leads to all engines; open files limit all lanes together."""
+        """Set each lane's size. Behind a router, one lane serves all engines; open files limit the sum."""
         lanes, num_engines = self.dispatcher.lanes, max(1, len(self.fleet.infos))
         per_lane = self.max_per_engine * (1 if self.fleet.router is None else num_engines)
         allowed = allowed_connections(per_lane * len(lanes)) // len(lanes)
@@ -121,7 +120,7 @@ class Membership:
         if lane is None or lane.is_leaving:
             return
         if all(other is lane or other.is_leaving for other in self.dispatcher.lanes):
-            raise ControlRefused(f"a run must keep one engine, found {url} to be its last: add another first")
+            raise ControlRefused(f"{url} is the last engine of the run: add another before you remove it")
         lane.is_leaving = True
         self.dispatcher.rebind(lane)
         await _emptied(lane, drain_s)
@@ -132,7 +131,7 @@ class Membership:
 
     def _check(self, info: EngineInfo) -> None:
         if not info.has_spans and all(other.has_spans for other in self.fleet.infos):
-            raise ControlRefused(f"{info.url} must tell version spans as the other engines do")
+            raise ControlRefused(f"{info.url} must report version spans, as the other engines do")
         for name in ("vocab_size", "context_length"):
             known = [number for other in self.fleet.infos if (number := getattr(other, name)) is not None]
             found, wanted = getattr(info, name), min(known, default=0)
@@ -140,21 +139,21 @@ class Membership:
                 raise ControlRefused(f"{info.url} must have a {name} of {wanted} or more, found {found}")
 
     async def _made_current(self, engine: Engine, label: str, until: float) -> None:
-        """The engine has the current weights, and no update goes on, when this returns; see `is_ready`."""
+        """Wait until the engine has the current weights and no update is running; see `is_ready`."""
         weights = self.recovery.weights.wanted
         if weights is None and await control.version_of(engine) != label:
             raise ControlRefused(
-                f"{engine.url} must hold version {label!r} to join: the trainer pushes weights by itself, "
-                "and nobody here can give them to it"
+                f"{engine.url} must have version {label!r} to join: the trainer pushes weights itself, so "
+                "fa_rollout cannot load them into it"
             )
         if weights is not None and weights.is_streamed:
-            engine.standing.status = Status.JOINS  # the next stream brings it the weights
+            engine.standing.status = Status.JOINS  # the next stream updates it
         try:
             while not await self.recovery.is_ready(engine) or self.recovery.must_wait:
                 if time.monotonic() > until:
                     raise ControlFailed(
-                        f"{engine.url} must take the current weights in time, and did not; where they come "
-                        "without files (trainer.publish), that is at the next hook.update_weights()"
+                        f"{engine.url} did not load the current weights in time; if weights are sent without "
+                        "files (trainer.publish), it gets them at the next hook.update_weights()"
                     )
                 await asyncio.sleep(self.policy.probe_interval_s)
         finally:

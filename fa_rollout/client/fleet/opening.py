@@ -55,7 +55,7 @@ class Opening:
         failed = [outcome for outcome in outcomes if isinstance(outcome, EngineUnavailable)]
         found = [outcome for outcome in outcomes if isinstance(outcome, EngineInfo)]
         if failed and not (self.takes_over and found):
-            raise EngineUnavailable("every engine must be up at the start; " + "; ".join(map(str, failed)))
+            raise EngineUnavailable("not all engines are up; " + "; ".join(map(str, failed)))
         by_url = {info.url: info for info in found}
         for engine in engines:
             engine.standing.info = by_url.get(engine.url)

@@ -41,7 +41,7 @@ class Router:
         """
         urls = [worker.url for worker in await self._workers()]
         if not urls:
-            raise ControlFailed(f"the router {self.url} must have workers, found none")
+            raise ControlFailed(f"the router {self.url} has no workers; start engines and register them")
         return urls
 
     async def has_healthy_workers(self) -> bool:

@@ -81,7 +81,7 @@ class WeightStream:
         if base is None:
             self._members += await self._returning(mode)
         if not self._members:
-            raise EnginesLost("an engine must be left for a stream of weights, found all of them lost")
+            raise EnginesLost("no engine is left to stream weights to: all are lost")
         urls = [engine.url for engine in self._members]
         is_same = self._group is not None and self._group[1] == frozenset(urls)
         return Audience(
@@ -175,7 +175,7 @@ class WeightStream:
             found = await control.version_of(engine)
             self._recovery.weights.check_ours(engine, found)
             if found != label:
-                raise ControlFailed(f"{engine.url} must tell weight version {label!r}, found {found!r}")
+                raise ControlFailed(f"{engine.url} must report weight version {label!r}, found {found!r}")
 
         await self._each(look)
         members, self._members = self._open_members(), None
@@ -233,7 +233,7 @@ class WeightStream:
 
     def _open_members(self) -> list[Engine]:
         if self._members is None:
-            raise EnginesLost("a stream of weights must be open, this one was given up: begin it anew")
+            raise EnginesLost("this stream of weights was aborted: start a new one")
         return self._members
 
     async def _begin(self, engine: Engine) -> None:
