@@ -176,7 +176,7 @@ class Recovery:
 
     def lacks(self, engine: Engine, label: str, found: str | None) -> None:
         """An engine tells another label than it should: it is out until it has these weights."""
-        self.lost(engine, ControlRefused(f"{engine.url} must report weight version {label!r}, found {found!r}"))
+        self.lost(engine, ControlRefused(f"{engine.url} must report version {label!r}, found {found!r}"))
 
     def overloaded(self, lane: Lane) -> None:
         """A 503: a router without any worker says the same as an engine with too much to do."""

@@ -1,8 +1,8 @@
-"""Extra columns of a record, out of what samples carry in `extras`. Pure.
+"""Builds a record's extra columns from the `extras` of its samples. Pure.
 
-Invariant: every sample has as many rows as its tokens, its response or itself ask for, in values that the
-column's type can hold; else the group is refused by the column's name. Only a column of items may be empty,
-and only a sample that is not trained may lack an array: zeros stand in.
+Invariant: every sample has the number of rows that the column's `per` requires, in values that fit the
+column's type; otherwise the group is refused, naming the column. Only a column of items may be empty, and
+only a sample that is not trained may lack an array, which is then zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ _HINTS = {
 
 
 def extended(known: Arrays, further: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Rows of all tokens so far, after an answer that told its prompt's rows anew.
+    """Rows of all tokens so far, after an answer that also returned rows for its prompt.
 
-    The rows of tokens that were sampled before stay as they were: these are what sampled them.
+    Rows of earlier tokens are kept: they are the ones used when these tokens were sampled.
     """
     return {
         name: np.concatenate([known[name], rows[len(known[name]) :]]) if name in known else rows
@@ -41,7 +41,7 @@ def extended(known: Arrays, further: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 def extra_pieces(
     samples: Sequence[Sample], columns: Sequence[ExtraColumn]
 ) -> dict[str, list[npt.NDArray[Any]]]:
-    """By column name: one piece a sample, or the offsets of a column of items.
+    """By column name: one piece per sample, or the offsets of a column of items.
 
     Raises:
         SampleRefused: an array is missing, of another shape, or beyond its column's type.
@@ -87,7 +87,7 @@ def _num_rows(sample: Sample, column: ExtraColumn, array: npt.NDArray[Any]) -> i
 
 
 def _cast(array: npt.NDArray[Any], column: ExtraColumn) -> npt.NDArray[Any]:
-    """Values as the column has them: finite if it is of floats, the very same if it is of integers."""
+    """Values in the column's type: finite for floats, unchanged for integers."""
     wanted = np.dtype(column.dtype)
     is_float = wanted.kind == "f"
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""One group in the generator's hands, from its assignment to its `Commit` or `Settled`."""
+"""The state of one group in the generator, from its assignment to its `Commit` or `Settled`."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,23 +12,23 @@ from fa_rollout.user_code.deadline import Deadline
 from trainer_hook.messages import Assignment, KeptEntry, Settlement
 
 _MANY_TURNS = 3
-"""A function with fewer is ended by limits of its requests, or of its own time."""
+"""Functions with fewer turns are ended by their requests' limits or their own time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnding:
-    """How a group ends that becomes no record."""
+    """How a group without a record ends."""
 
     outcome: Settlement
     reason: str
     mean_response_len: float = 0.0
     samples: tuple[Sample, ...] = ()
-    """Where all of them had come."""
+    """The samples, if all were complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadStart:
-    """What a checkpoint kept of a group, and the file that has it."""
+    """A group's part of a checkpoint, and the file that contains it."""
 
     path: str
     entry: KeptEntry
@@ -40,30 +40,30 @@ class Job:
 
     assignment: Assignment
     started_s: float = 0.0
-    """When its work began."""
+    """When it was started."""
     label: Any = None
     prompt_ids: IntArray | None = None
     """Once they are made."""
     head_start: HeadStart | None = None
     drafts: dict[int, Draft] = field(default_factory=dict)
-    """By member, its answer so far, where it is made by one turn."""
+    """By member: the answer so far, for samples of one turn."""
     task: "asyncio.Task[GroupEnding | None] | None" = None
     stream: str = "g"
     """First letters of its request ids: training, or one evaluation."""
     num_claimed: int = 0
     """Samples that still count against the concurrency."""
     sent: bool = False
-    """Its first request has left."""
+    """Its first request was sent."""
     active_s: Callable[[], float] = lambda: 0.0
-    """Seconds that it has been at work, without those in which no engine was there for it."""
+    """Active seconds so far, without time in which no engine was available."""
     calls: dict[Deadline, float] = field(default_factory=dict)
-    """Generate functions of the user's that run for it, by their deadline, and `active_s` when they began."""
+    """Running generate functions, by their deadline, and `active_s` at their start."""
     ending: GroupEnding | None = None
     """Why it was cancelled."""
 
     @contextmanager
     def calling(self, deadline: Deadline) -> Iterator[None]:
-        """A generate function of the user's runs inside of this block."""
+        """Register a generate function that runs inside this block."""
         self.calls[deadline] = self.active_s()
         try:
             yield
@@ -71,13 +71,13 @@ class Job:
             del self.calls[deadline]
 
     def end_calls(self, limit_s: float, rule: str) -> None:
-        """End generate functions that have taken turn after turn for so long."""
+        """End generate functions that have taken turns for `limit_s`."""
         for deadline, begun_s in list(self.calls.items()):
             if deadline.num_renewals >= _MANY_TURNS and self.active_s() - begun_s >= limit_s:
                 deadline.expire(rule)
 
     def end(self, ending: GroupEnding) -> None:
-        """Cancel it: it is answered with `ending`, unless it is committed in this moment."""
+        """Cancel the group; it is answered with `ending` unless it is just being committed."""
         if self.ending is None and self.task is not None:
             self.ending = ending
             self.task.cancel()

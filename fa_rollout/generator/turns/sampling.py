@@ -12,13 +12,13 @@ from trainer_hook.record import TokenSampling
 Params = dict[str, Any]
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Parameters that hold an answer, from its first token on, to a form."""
+"""Parameters that constrain an answer to a grammar from its first token on."""
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-"""Parameters that count the tokens that a request has sampled, and the values by which they do nothing."""
+"""Penalties that depend on the request's sampled tokens, and their neutral values."""
 
 
 def base_params(sampling: Sampling) -> Params:
-    """A fresh dict for one sample: user code may change it without touching another's."""
+    """A new dict of parameters for one sample, which user code may change."""
     params: Params = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -45,37 +45,37 @@ def token_sampling(params: Params) -> TokenSampling:
 def sample_seed(seed: int, *, group: int, member: int, attempt: int, serial: int) -> int:
     """Seed in [0, 2**63) of one request; the same on every machine and in every run.
 
-    `serial` counts the requests of the sample, so that a continuation or a further turn does not draw its
-    predecessor's random numbers again.
+    `serial` counts the sample's requests, so that continuations and later turns do not reuse random
+    numbers.
     """
     text = f"{seed}/{group}/{member}/{attempt}/{serial}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def texts_of(params: Params, name: str) -> list[str]:
-    """What `stop` or `stop_regex` asks for: engines take one text too, where others take a list."""
+    """The texts of `stop` or `stop_regex`, which may be one text or a list."""
     given = params.get(name) or []
     return [text for text in ([given] if isinstance(given, str) else given) if text]
 
 
 def has_grammar(params: Params) -> bool:
-    """Whether a form binds the answer from its first token on."""
+    """Whether a grammar constrains the answer."""
     return any(params.get(name) for name in _GRAMMARS)
 
 
 def can_be_continued(params: Params, options: Mapping[str, Any]) -> bool:
-    """Whether an engine can continue an answer whose tokens come to it as the end of a prompt.
+    """Whether an engine can continue an answer whose tokens are sent as the end of a prompt.
 
-    It would begin a grammar anew, count none of these tokens in a penalty, and show none as output to a logit
-    processor: the rest would be sampled from another distribution. Every other parameter keeps its meaning:
-    budgets are reduced by what is there, and a seed draws by the position in the sequence.
+    A grammar would start again, penalties would not count these tokens, and a logit processor would not see
+    them as output: the rest would be sampled from another distribution. All other parameters keep their
+    meaning: budgets are reduced by the existing tokens, and a seed depends on the position in the sequence.
     """
     is_free = all(params.get(name) in (None, neutral) for name, neutral in _PENALTIES.items())
     return is_free and not has_grammar(params) and not options.get("custom_logit_processor")
 
 
 def refusal(params: Params) -> str | None:
-    """Why no sample can be made with these parameters; None where one can."""
+    """Why a request with these parameters is refused; None if it is not."""
     for name in ("n", "beam_width"):
         if params.get(name) not in (None, 1):
             return (
@@ -85,7 +85,7 @@ def refusal(params: Params) -> str | None:
 
 
 def continuation_params(params: Params, *, num_done: int) -> Params:
-    """Parameters for what is left of a turn that has `num_done` tokens already."""
+    """Parameters for the rest of a turn that already has `num_done` tokens."""
     rest = params | {"max_new_tokens": params["max_new_tokens"] - num_done}
     if rest.get("min_new_tokens"):
         rest["min_new_tokens"] = min(max(0, rest["min_new_tokens"] - num_done), rest["max_new_tokens"])

@@ -1,8 +1,8 @@
-"""Which weight version made which token. Pure: labels that an engine told in, numbered spans out.
+"""Which weight version sampled which token. Pure: labels reported by engines in, numbered spans out.
 
-Invariant: a number is given only where it is certain. A label of another lineage, one that is no number, one
-above what was ever announced to the engines, and one below what every engine had confirmed when the request
-left (an engine that was restarted, or fell back) all count as unknown, never as current.
+Invariant: a version number is assigned only if it is certain. Labels of another lineage, labels without a
+number, versions never announced to the engines, and versions older than all engines had confirmed when the
+request was sent (a restarted engine) count as unknown, never as current.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from fa_rollout.client.engine.labels import OF_START
 from trainer_hook.record import UNKNOWN_VERSION, VersionSpan
 
 _MAX_DIGITS = 18
-"""Of a number that fits 64 bits with its sign, as records and messages hold it."""
+"""Numbers with this many digits fit a signed 64-bit integer, as in records and messages."""
 
 Labels = Sequence[tuple[str | None, int]]
 """(label, end) over the output tokens of one reply; ends as in `VersionSpan`."""
@@ -22,41 +22,41 @@ Labels = Sequence[tuple[str | None, int]]
 
 @dataclass(slots=True)
 class VersionBook:
-    """Where the run's weight versions stand, as the engines confirmed them."""
+    """The run's weight versions, as confirmed by the engines."""
 
     lineage: str
     published: int
-    """Every engine has confirmed it: no token sampled after this moment may be older."""
+    """Confirmed by every engine: tokens sampled from now on are not older."""
     announced: int = -1
-    """The newest that any engine may hold; above `published` while an update is under way."""
+    """The newest that any engine may have; above `published` during an update."""
     follows: bool = False
-    """Somebody else gives the engines their weights: what they say of themselves counts."""
+    """The trainer loads the engines' weights itself; their own reports count."""
     has_numbers: bool = False
-    """An engine that is followed has told a number."""
+    """A followed engine has reported a number."""
 
     def __post_init__(self) -> None:
         self.announced = max(self.announced, self.published)
 
     def label(self, number: int) -> str:
-        """The text that engines are given for a version of this lineage."""
+        """The label set on engines for a version of this lineage."""
         return f"{self.lineage}:{number}"
 
     def announce(self, lineage: str, number: int) -> None:
-        """The engines are about to load a version."""
+        """Record that the engines are about to load a version."""
         if lineage != self.lineage:
             self.lineage, self.published = lineage, number
         self.announced = max(number, self.published)
 
     def confirm(self, number: int) -> None:
-        """Every engine has loaded a version."""
+        """Record that every engine has loaded a version."""
         self.published = self.announced = number
 
     def follow(self, labels: Labels, *, num_tokens: int) -> tuple[VersionSpan, ...]:
-        """Spans as the engine told them, for engines whose weights somebody else replaces.
+        """Spans as reported by an engine whose weights the trainer replaces itself.
 
-        He ends every request before he does, so that one label is true of a whole answer. An engine that
-        tells no number has the weights of its own start. As long as none ever told one these are the current
-        ones; if others did, it was started anew, and they are unknown.
+        The trainer ends every request before an update, so one label applies to a whole answer. An engine
+        that reports no number has its initial weights: the current version while no engine ever reported a
+        number, otherwise (a restarted engine) an unknown one.
         """
         ends = [end for _, end in labels]
         if num_tokens == 0:
@@ -70,23 +70,23 @@ class VersionBook:
         return merge_spans(zip(numbers, ends, strict=True))
 
     def follow_answers(self, labels: Iterable[Any]) -> list[int]:
-        """The versions that several answers told, a label each; of neighbours with the same one, once."""
+        """The versions of several answers with one label each; equal neighbours are merged."""
         told = [(None if label is None else str(label), end) for end, label in enumerate(labels, 1)]
         return [span.version for span in self.follow(told, num_tokens=len(told))]
 
     def are_not_the_runs(self, labels: Labels) -> bool:
-        """Whether an engine has the weights of its own start, or a version that was never published."""
+        """Whether an engine has its initial weights, or a version that was never published."""
         return bool(labels) and all(
             label in OF_START or parse_label(label, self.lineage) > self.announced for label, _ in labels
         )
 
     def withdraw(self) -> None:
-        """The announced version did not come: a token that claims it is of an unknown one."""
+        """Record that the announced version was not loaded: its label is unknown from now on."""
         self.announced = self.published
 
 
 def parse_label(label: str | None, lineage: str) -> int:
-    """Number of a label: `lineage:number`, or a plain number, which counts as one of the lineage."""
+    """The number in a label: `lineage:number`, or a plain number, which counts as part of the lineage."""
     if label is None:
         return UNKNOWN_VERSION
     origin, separator, digits = label.rpartition(":")
@@ -102,10 +102,10 @@ def resolve_spans(
     """Spans of version numbers that cover `num_tokens` tokens of one reply.
 
     Args:
-        floor: the published version when the request left.
-        ceiling: the announced version when the reply came.
-        has_spans: the engine tells the version of every token; else it tells the one at the reply's end, and
-            that is certain only where it equals the one at the request's start.
+        floor: the published version when the request was sent.
+        ceiling: the announced version when the reply arrived.
+        has_spans: the engine reports the version of every token; otherwise only the version at the reply's
+            end, which is certain only if it equals the version at the request's start.
     """
     if num_tokens == 0:
         return ()
@@ -121,7 +121,7 @@ def resolve_spans(
 
 
 def _rising(numbers: Iterable[int], floor: int, ceiling: int) -> list[int]:
-    """The numbers that lie in the range and do not fall; the others as unknown."""
+    """Keep numbers in the range that do not decrease; replace the others by unknown."""
     kept = []
     for number in numbers:
         known = floor <= number <= ceiling
@@ -131,7 +131,7 @@ def _rising(numbers: Iterable[int], floor: int, ceiling: int) -> list[int]:
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """(version, end) pairs as spans, neighbours of one version joined, empty ones left out."""
+    """(version, end) pairs as spans; neighbours of one version are merged, empty spans removed."""
     merged: list[VersionSpan] = []
     for version, end in spans:
         if merged and merged[-1].version == version:
