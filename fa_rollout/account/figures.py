@@ -6,11 +6,11 @@
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True):
     """Root of a snapshot's parts."""
 
 
-class TimeSpent(Part):
+class TimeSpent(SnapshotPart):
     """Seconds by what the trainer did, mean over its ranks; the present phase counts up to now."""
 
     waiting: float = 0.0
@@ -51,7 +51,7 @@ class TimeSpent(Part):
         return self.without_generator / self.waiting if self.waiting > 0 else 0.0
 
 
-class StepFigures(Part):
+class StepFigures(SnapshotPart):
     """One trained step."""
 
     step: int
@@ -77,7 +77,7 @@ class StepFigures(Part):
     """Engine load when it ended, as a share of capacity; None: unknown."""
 
 
-class UpdateFigures(Part):
+class UpdateFigures(SnapshotPart):
     """One published weight version."""
 
     version: int

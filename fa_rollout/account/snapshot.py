@@ -11,7 +11,7 @@ Counts only grow within one life of the hub (`_total` in the metrics); ages are 
 
 from enum import StrEnum
 
-from fa_rollout.account.figures import Part, StepFigures, TimeSpent, UpdateFigures
+from fa_rollout.account.figures import SnapshotPart, StepFigures, TimeSpent, UpdateFigures
 from trainer_hook.messages.from_generator import EngineFigures, Lingering
 
 STALENESS_LIMIT = "the staleness limit"
@@ -49,7 +49,7 @@ class TrainerPhase(StrEnum):
     """In none of these: between two calls of the hook, to save or to evaluate."""
 
 
-class RunFigures(Part):
+class RunFigures(SnapshotPart):
     """The run's configuration and uptime."""
 
     name: str
@@ -74,7 +74,7 @@ class RunFigures(Part):
     """Why it ends, or failed."""
 
 
-class RankFigures(Part):
+class RankFigures(SnapshotPart):
     """One trainer process."""
 
     dp_rank: int
@@ -88,7 +88,7 @@ class RankFigures(Part):
     num_leases: int = 0
 
 
-class TrainerFigures(Part):
+class TrainerFigures(SnapshotPart):
     """All ranks together."""
 
     phase: TrainerPhase
@@ -106,7 +106,7 @@ class TrainerFigures(Part):
     """How far the weight update is: `idle`, `entering`, `open` (ranks write), `publishing` (engines load)."""
 
 
-class GroupFigures(Part):
+class GroupFigures(SnapshotPart):
     """Prompt groups by state; `taken` is the sum of all others."""
 
     taken: int = 0
@@ -129,7 +129,7 @@ class GroupFigures(Part):
     """What keeps further groups from starting, in words; empty if nothing does."""
 
 
-class GeneratorFigures(Part):
+class GeneratorFigures(SnapshotPart):
     """The generator process; all zero while none is running."""
 
     is_up: bool = False
@@ -170,7 +170,7 @@ class GeneratorFigures(Part):
     """Longest time its event loop was blocked in the last second."""
 
 
-class EngineState(Part):
+class EngineState(SnapshotPart):
     """One engine, or the router."""
 
     url: str
@@ -193,7 +193,7 @@ class EngineState(Part):
         return f"{self.url}: {self.now.last_error or 'no answer'}"
 
 
-class RingFigures(Part):
+class RingFigures(SnapshotPart):
     """The shared memory."""
 
     bytes: int
@@ -211,7 +211,7 @@ class RingFigures(Part):
     num_refused: int = 0
 
 
-class StalenessFigures(Part):
+class StalenessFigures(SnapshotPart):
     """Staleness of unfinished groups if trained now, in versions; None: there are none, or unknown."""
 
     running_max: int | None = None
@@ -220,7 +220,7 @@ class StalenessFigures(Part):
     """Of all steps of this life."""
 
 
-class Totals(Part):
+class Totals(SnapshotPart):
     """Totals since the hub started."""
 
     steps: int = 0
@@ -233,7 +233,7 @@ class Totals(Part):
     warnings: int = 0
 
 
-class Wait(Part):
+class Wait(SnapshotPart):
     """One wait: who waits for what."""
 
     who: str
@@ -241,7 +241,7 @@ class Wait(Part):
     since_s: float
 
 
-class WarningText(Part):
+class WarningText(SnapshotPart):
     """A degraded state that repairs itself."""
 
     text: str
@@ -250,7 +250,7 @@ class WarningText(Part):
     count: int = 1
 
 
-class Reason(Part):
+class Reason(SnapshotPart):
     """Why groups ended without being trained."""
 
     outcome: str
@@ -263,7 +263,7 @@ class Reason(Part):
     age_s: float
 
 
-class Snapshot(Part):
+class Snapshot(SnapshotPart):
     """The whole run."""
 
     time_s: float

@@ -27,7 +27,7 @@ from fa_rollout.doctor.outcome import CheckOutcome, error, skipped
 from fa_rollout.doctor.prompts import TriedPrompt
 from fa_rollout.engines.with_key import KEY_VARIABLE
 from fa_rollout.generator.turns.sampling import base_params
-from fa_rollout.launcher.engines.engines import Engines
+from fa_rollout.launcher.engines.engines import LaunchedEngines
 from fa_rollout.sample import FinishReason, Sample
 from trainer_hook.record import VersionSpan
 
@@ -155,7 +155,7 @@ async def _addresses(config: Config, *, starts_engine: bool) -> AsyncIterator[li
         launch=replace(config.launch, number=1, max_restarts=0),
     )
     with tempfile.TemporaryDirectory() as logs:
-        started = Engines(
+        started = LaunchedEngines(
             alone,
             log=lambda name: Path(logs) / f"{name}.log",
             say=logging.getLogger(__name__).warning,

@@ -30,7 +30,7 @@ from fa_rollout.launcher.children.hub_watch import HubWatch
 from fa_rollout.launcher.children.relay import Relay
 from fa_rollout.launcher.children.signals import Signals
 from fa_rollout.launcher.ending import Cause, LaunchEnding, ending
-from fa_rollout.launcher.engines.engines import Engines
+from fa_rollout.launcher.engines.engines import LaunchedEngines
 from fa_rollout.launcher.output import OutputFolder
 from fa_rollout.launcher.rundir import RunDirectory, with_weights_in
 from fa_rollout.launcher.running import leave_note
@@ -118,7 +118,7 @@ class _Launch:
         self._output, self._directory, self._signals, self._hooks = output, directory, signals, hooks
         self._names = RunNames()
         self._before = set(children())
-        self._engines: Engines | None = None
+        self._engines: LaunchedEngines | None = None
         self._hub: HubWatch | None = None
         self._trainer: Child | None = None
         self._trainer_code: int | None = None
@@ -144,7 +144,7 @@ class _Launch:
         The trainer starts last, so that ranks load no model for a run that cannot start.
         """
         if not self._config.engine.urls:
-            self._engines = Engines(
+            self._engines = LaunchedEngines(
                 self._config,
                 log=self._engine_log,
                 say=self._say_of_engine,

@@ -32,7 +32,7 @@ class NoRun(FaRolloutError, LookupError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class ActiveRun:
     """An active run."""
 
     address: str
@@ -59,9 +59,9 @@ class Running:
 
 def leave_note(
     directory: RunDirectory, *, address: str, run: str, token: str, output_dir: str | None = None
-) -> Running:
+) -> ActiveRun:
     """Write the file by which other processes of this user find the run."""
-    running = Running(
+    running = ActiveRun(
         address=address,
         run=run,
         token=token,
@@ -76,12 +76,12 @@ def leave_note(
     return running
 
 
-def all_running() -> list[Running]:
+def all_running() -> list[ActiveRun]:
     """Active runs of this user, oldest first."""
     return sorted(_notes(), key=lambda running: running.began_s)
 
 
-def find(run: str | None = None, environment: Mapping[str, str] = os.environ) -> Running:
+def find(run: str | None = None, environment: Mapping[str, str] = os.environ) -> ActiveRun:
     """The run with this name (or prefix), output folder, or pid; None: the run of the environment, or the
     only active one.
 
@@ -92,7 +92,7 @@ def find(run: str | None = None, environment: Mapping[str, str] = os.environ) ->
         address, name, token = (
             environment.get(f"FA_ROLLOUT_{key}", "") for key in ("ADDRESS", "RUN", "TOKEN")
         )
-        return Running(address=address, run=name, token=token, folder="", began_s=0.0)
+        return ActiveRun(address=address, run=name, token=token, folder="", began_s=0.0)
     found = [running for running in all_running() if run is None or _is_meant(running, run)]
     if len(found) == 1:
         return found[0]
@@ -110,13 +110,13 @@ def _over(run: str | None) -> str:
     return f"; {run} holds a run that has ended: fa-rollout-proc report {run}" if is_over else ""
 
 
-def describe(running: Running) -> str:
+def describe(running: ActiveRun) -> str:
     """One line of a list to choose from."""
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(running.began_s))
     return f"{running.run}  {began}  pid {running.pid}  {running.output_dir or running.folder}"
 
 
-def observe(running: Running) -> Connection:
+def observe(running: ActiveRun) -> Connection:
     """A connection to a run's hub, as an observer; the caller closes it.
 
     Raises:
@@ -125,7 +125,7 @@ def observe(running: Running) -> Connection:
     return Connection(open_channel(running))
 
 
-def open_channel(running: Running) -> Channel:
+def open_channel(running: ActiveRun) -> Channel:
     """The same, as a channel of messages; the caller closes it."""
     channel = connect(running.address, time.monotonic() + CONNECT_S)
     try:
@@ -136,7 +136,7 @@ def open_channel(running: Running) -> Channel:
     return channel
 
 
-def _greet(channel: Channel, running: Running) -> None:
+def _greet(channel: Channel, running: ActiveRun) -> None:
     hello = Hello(
         protocol=PROTOCOL, run=running.run, token=running.token, role="observer", pid=os.getpid(), schema=0
     )
@@ -146,16 +146,16 @@ def _greet(channel: Channel, running: Running) -> None:
         raise error_named(answer.error, answer.text)
 
 
-def _is_meant(running: Running, word: str) -> bool:
+def _is_meant(running: ActiveRun, word: str) -> bool:
     if running.run.startswith(word) or word == str(running.pid):
         return True
     return bool(running.output_dir) and os.path.realpath(word) == os.path.realpath(running.output_dir)
 
 
-def _notes() -> Iterator[Running]:
+def _notes() -> Iterator[ActiveRun]:
     for folder in {*run_folders(), *_folders_of_hubs()}:
         try:
-            yield msgspec.json.decode((folder / NOTE).read_bytes(), type=Running)
+            yield msgspec.json.decode((folder / NOTE).read_bytes(), type=ActiveRun)
         except (OSError, msgspec.DecodeError):
             continue
 

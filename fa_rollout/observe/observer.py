@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from fa_rollout.account.snapshot import Snapshot
-from fa_rollout.launcher.running import Running, open_channel
+from fa_rollout.launcher.running import ActiveRun, open_channel
 from shm.errors import ChannelClosed, ChannelError, ChannelTimeout, FaRolloutError
 from trainer_hook.messages import QuerySnapshot, RunEnded, SnapshotTaken, decode, encode
 
@@ -33,7 +33,7 @@ class RunOver(FaRolloutError, EOFError):
 class Observer:
     """One observer of one run; each snapshot brings the steps since the one before."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: ActiveRun) -> None:
         """
         Raises:
             AttachTimeout: nobody answers.

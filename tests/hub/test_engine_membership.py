@@ -9,7 +9,7 @@ import pytest
 
 from fa_rollout.account.snapshot import Snapshot
 from fa_rollout.hub.state.membership import EngineMembership
-from fa_rollout.launcher.running import Running, observe
+from fa_rollout.launcher.running import ActiveRun, observe
 from tests.hub.rig import VOCAB_SIZE, Rig
 from tests.kit.scripted import ScriptedEngine
 from trainer_hook.messages import (
@@ -99,7 +99,7 @@ def test_who_hears_that_an_engine_has_come_or_gone_finds_it_so(
     rig: Callable[..., Rig], engine: ScriptedEngine
 ) -> None:
     with ScriptedEngine.start(vocab_size=VOCAB_SIZE) as other, rig() as run:
-        here = Running(address=run.address, run=run.run_id, token=run.token, folder="", began_s=0.0)
+        here = ActiveRun(address=run.address, run=run.run_id, token=run.token, folder="", began_s=0.0)
         with closing(observe(here)) as connection:
 
             def ask(message: Message) -> Message:

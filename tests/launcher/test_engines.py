@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fa_rollout.config import Config, from_dict
-from fa_rollout.launcher.engines.engines import Engines
+from fa_rollout.launcher.engines.engines import LaunchedEngines
 from tests.hub.rig import words
 
 SERVE = [sys.executable, "-m", "tests.kit.scripted", "--config"]
@@ -49,7 +49,7 @@ class Watched:
         self.said: list[str] = []
         self.changes: list[tuple[str, bool]] = []
         self.down: list[list[str]] = []
-        self.engines = Engines(
+        self.engines = LaunchedEngines(
             config,
             log=lambda name: folder / name,
             say=self.said.append,

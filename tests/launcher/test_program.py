@@ -31,7 +31,7 @@ def config(model: str = "org/model", *, engine: dict[str, Any] | None = None, **
     )
 
 
-def command_of(one: program.Program, port: int = 31000) -> list[str]:
+def command_of(one: program.ServerProgram, port: int = 31000) -> list[str]:
     """What the supervisor runs."""
     words = one.words(port, 9)
     return words[words.index("--") + 1 :]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fa_rollout.account.snapshot import Snapshot
-from fa_rollout.launcher.running import Running
+from fa_rollout.launcher.running import ActiveRun
 from fa_rollout.observe.observer import Observer
 from tests.hub.rig import Rig
 from trainer_hook import TrainerHook
@@ -11,9 +11,9 @@ from trainer_hook import TrainerHook
 MakeRig = Callable[..., Rig]
 
 
-def running(rig: Rig) -> Running:
+def running(rig: Rig) -> ActiveRun:
     """As the launcher's note would say it."""
-    return Running(
+    return ActiveRun(
         address=rig.address, run=rig.run_id, token=rig.token, folder=str(rig.folder), began_s=0.0, pid=1
     )
 

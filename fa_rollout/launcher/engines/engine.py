@@ -18,7 +18,7 @@ from pathlib import Path
 from fa_rollout.engines.service import free_port
 from fa_rollout.launcher.children.child import Child
 from fa_rollout.launcher.children.relay import Relay
-from fa_rollout.launcher.engines.program import Program
+from fa_rollout.launcher.engines.program import ServerProgram
 from trainer_hook.printable import printable
 
 RESTART_WINDOW_S = 3600.0
@@ -32,7 +32,7 @@ class EngineKeeper:
 
     def __init__(
         self,
-        program: Program,
+        program: ServerProgram,
         *,
         start_limit_s: float,
         max_restarts: int,

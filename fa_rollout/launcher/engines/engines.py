@@ -26,7 +26,7 @@ Down = Callable[[list[str]], None]
 """Called with the addresses of all servers that are down, each time the list changes."""
 
 
-class Engines:
+class LaunchedEngines:
     """All servers that a run starts."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Engines:
     def _all(self) -> list[EngineKeeper]:
         return self._keepers if self._router is None else [self._router, *self._keepers]
 
-    def _keeper(self, server: program.Program) -> EngineKeeper:
+    def _keeper(self, server: program.ServerProgram) -> EngineKeeper:
         launch = self._config.launch
         return EngineKeeper(
             server,

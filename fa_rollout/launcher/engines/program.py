@@ -26,7 +26,7 @@ _ROUTER_HEALTH = "/readiness"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ServerProgram:
     """One server."""
 
     name: str
@@ -40,12 +40,12 @@ class Program:
     """It picks a free port itself if given port 0, and reports it."""
 
 
-def engines(config: Config, key: str) -> list[Program]:
+def engines(config: Config, key: str) -> list[ServerProgram]:
     """All engines that a run starts; each requires the key."""
     return [_engine(config, place, key) for place in range(config.launch.number)]
 
 
-def router(config: Config, urls: Sequence[str], key: str) -> Program:
+def router(config: Config, urls: Sequence[str], key: str) -> ServerProgram:
     """The router in front of the engines, with the same key."""
     filled = _Filler(config)
 
@@ -57,7 +57,7 @@ def router(config: Config, urls: Sequence[str], key: str) -> Program:
         plain = filled(spread, port=str(port), spare_port=spare)
         return _supervised(config, "the router", plain, port, ready_fd, health_path=_ROUTER_HEALTH)
 
-    return Program(
+    return ServerProgram(
         name="the router",
         log_name="router.log",
         words=words,
@@ -78,7 +78,7 @@ def router_policy(balance: str) -> list[str]:
     return ["--policy", "manual", "--assignment-mode", "min_load"]
 
 
-def _engine(config: Config, place: int, key: str) -> Program:
+def _engine(config: Config, place: int, key: str) -> ServerProgram:
     launch, name, filled = config.launch, f"engine {place}", _Filler(config)
 
     def embedded(port: int, ready_fd: int) -> list[str]:
@@ -98,7 +98,7 @@ def _engine(config: Config, place: int, key: str) -> Program:
         return _supervised(config, name, plain, port, ready_fd, health_path="/health")
 
     is_embedded = launch.server == "embedded"
-    return Program(
+    return ServerProgram(
         name=name,
         log_name=f"engine-{place}.log",
         words=embedded if is_embedded else other,
