@@ -1,6 +1,6 @@
-"""Bytes between processes: memfd segment, ring of variable-length records, control channel. No word of RL.
+"""Bytes between processes: segment, ring of variable-length records, control channel. Independent of RL.
 
-The names below load their modules when they are first used, so that a process imports what it needs.
+The names below import their modules on first use, so a process imports only what it needs.
 """
 
 from importlib import import_module

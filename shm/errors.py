@@ -1,61 +1,61 @@
-"""The one error root of the project, and the errors of shared memory and of the control channel.
+"""The project's base error class, and the errors of shared memory and the control channel.
 
-Every error is also a standard-library type, carries its text as its only argument (so that it can be
-pickled) and says what must hold, what was found and what to do.
+Every error is also a standard-library type, and has its text as the only argument, so it can be pickled. The
+text states the rule, the value found, and the fix.
 """
 
 
 class FaRolloutError(Exception):
-    """Root of every error that this project raises on purpose."""
+    """Base class of all errors that this project raises."""
 
 
 class ShmError(FaRolloutError):
-    """Root of the errors of segments, rings and channels."""
+    """Base class of the errors of segments, rings and channels."""
 
 
 class SegmentError(ShmError, OSError):
-    """Shared memory that could not be made or attached; the text names the system call and the way out."""
+    """Shared memory could not be created or attached; the text names the system call and the fix."""
 
 
 class HeadroomError(ShmError, MemoryError):
-    """The machine or its cgroup has no room for the memory asked for."""
+    """The machine or its cgroup has too little memory."""
 
 
 class RecordTooLarge(ShmError, ValueError):
-    """A record that can never fit the ring, however empty it is."""
+    """A record is larger than the ring."""
 
 
 class RingFull(ShmError, BlockingIOError):
-    """A record that fits the ring, but not now."""
+    """The ring has no room for a record now."""
 
 
 class DescriptorRefused(ShmError, ValueError):
-    """A descriptor or a record header that is corrupt, foreign, replayed or out of bounds."""
+    """A descriptor or record header is corrupt, foreign, replayed or out of bounds."""
 
 
 class LeaseError(ShmError, ValueError):
-    """A lease that was ended twice, or by somebody who does not hold it."""
+    """A lease was ended twice, or by a process that does not hold it."""
 
 
 class ChannelError(ShmError, ConnectionError):
-    """A control connection that broke a rule of the protocol."""
+    """A control connection violated the protocol."""
 
 
 class ChannelClosed(ChannelError, EOFError):
-    """The peer closed the connection, or died."""
+    """The peer closed the connection or exited."""
 
 
 class ChannelTimeout(ChannelError, TimeoutError):
-    """A send or receive that did not end by its deadline, though the peer lives."""
+    """A send or receive reached its deadline although the peer is running."""
 
 
 class HandshakeRefused(ChannelError, PermissionError):
-    """A peer of another user, another run, or without the run's token."""
+    """The peer belongs to another user or run, or lacks the run's token."""
 
 
 class MessageTooLarge(ChannelError, ValueError):
-    """A message beyond the size limit of the channel."""
+    """A message exceeds the size limit of the channel."""
 
 
 class AttachTimeout(ShmError, TimeoutError):
-    """The other side was not ready by the deadline; the text says which stage it had reached."""
+    """The other side was not ready by the deadline; the text names the stage it reached."""

@@ -1,7 +1,7 @@
-"""What a forked child must not do: claim, release or send in its parent's name.
+"""Keeps a forked child from claiming, releasing or sending on behalf of its parent.
 
-In: objects with a `disarm` method. Out: each is disarmed in every child that `os.fork` makes (DataLoader
-workers fork); the parent's are untouched.
+In: objects with a `disarm` method. Out: each is disarmed in every child of `os.fork`, such as DataLoader
+workers; the parent's objects are unchanged.
 """
 
 import os
@@ -10,17 +10,17 @@ from typing import Protocol
 
 
 class Disarmable(Protocol):
-    """Something that acts on shared state and so belongs to one process."""
+    """An object that acts on shared state and belongs to one process."""
 
     def disarm(self) -> None:
-        """Give up every power over the parent's state; called in a forked child."""
+        """Stop acting on the parent's state; called in a forked child."""
 
 
 _ARMED: "weakref.WeakSet[Disarmable]" = weakref.WeakSet()
 
 
 def disarm_in_children(thing: Disarmable) -> None:
-    """Call `thing.disarm()` in every child forked while `thing` lives."""
+    """Call `thing.disarm()` in every child forked while `thing` exists."""
     _ARMED.add(thing)
 
 

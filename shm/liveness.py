@@ -1,9 +1,8 @@
-"""Whether another process lives, seen by pidfd: at once, and never mistaken for a later process of the same
-number.
+"""Detects the exit of another process by pidfd: immediately, and safe against reused process ids.
 
-In: a process id, or a connected Unix socket. Out: a descriptor that becomes readable when that process ends.
-Where the kernel or a container refuses pidfds, the answer is None, and the end of the socket's stream (or
-`getppid`) stands in.
+In: a process id, or a connected Unix socket. Out: a descriptor that becomes readable when the process exits.
+If the kernel or a container refuses pidfds, the result is None; use the end of the socket's stream, or
+`getppid`, instead.
 """
 
 import os
@@ -16,7 +15,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A pidfd of a process, or None where pidfds are refused.
+    """A pidfd of a process; None if pidfds are refused.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -30,29 +29,28 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process of a pidfd is gone (a zombie is)."""
+    """Whether the process of a pidfd has exited (also as a zombie)."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def wait_ended(pidfd: int, timeout_s: float) -> bool:
-    """Wait for the end of a process; False when it still lives at the deadline."""
+    """Wait for the exit of a process; False if it is still running at the deadline."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process that connected, listened or made the pair, at that moment."""
+    """(pid, uid) of the process that connected, listened or created the pair, at that time."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def peer_pidfd(sock: socket.socket) -> int | None:
-    """A pidfd of the process at the other end; None where that is refused, or the peer is in another
-    namespace.
+    """A pidfd of the peer process; None if refused, or if the peer is in another namespace.
 
     Raises:
         ProcessLookupError: it has ended already.
@@ -67,30 +65,29 @@ def peer_pidfd(sock: socket.socket) -> int | None:
 
 
 class ParentWatch:
-    """Tells when the process that started this one ends, however that comes about.
+    """Detects the exit of the parent process.
 
-    Not PR_SET_PDEATHSIG: that follows the thread which started the child, not the process.
+    Not PR_SET_PDEATHSIG, which follows the thread that started the child, not the process.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.pidfd: int | None = None
-        """Readable when the parent has ended; None where pidfds are refused, then ask `has_ended` now and
-        then."""
+        """Readable when the parent has exited; None if pidfds are refused: then poll `has_ended`."""
         try:
             self.pidfd = open_pidfd(pid)
         except ProcessLookupError:
             return
         if self.pidfd is not None and os.getppid() != pid:
-            os.close(self.pidfd)  # the parent ended before, and its number is another's now
+            os.close(self.pidfd)  # the parent exited before, and its id was reused
             self.pidfd = None
 
     def has_ended(self) -> bool:
-        """Whether the parent is gone."""
+        """Whether the parent has exited."""
         return os.getppid() != self.pid if self.pidfd is None else has_ended(self.pidfd)
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent."""
+        """Close the descriptor; idempotent."""
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None

@@ -1,4 +1,4 @@
-"""Figures that stateful objects of this package tell of themselves; metrics only read these."""
+"""Statistics of the stateful objects of this package; metrics only read these."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatistics:
-    """Figures of a `RingWriter`; bytes are of the ring."""
+    """Statistics of a `RingWriter`, in bytes of the ring."""
 
     size_bytes: int
     head: int
@@ -16,10 +16,10 @@ class WriterStatistics:
     num_committed: int
     num_aborted: int
     num_full: int
-    """Claims that found no room."""
+    """Number of claims without room."""
     committed_bytes: int
     padding_bytes: int
-    """Lost before the ring's end so far, since records never wrap."""
+    """Bytes lost at the ring's end so far, because records never wrap."""
     claimable_bytes: int
     watermark_bytes: int
     """Largest span from tail to head so far."""
@@ -27,7 +27,7 @@ class WriterStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatistics:
-    """Figures of a `RingTable`; bytes are of the ring."""
+    """Statistics of a `RingTable`, in bytes of the ring."""
 
     size_bytes: int
     tail: int
@@ -50,18 +50,18 @@ class TableStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderStatistics:
-    """Figures of a `RingReader`."""
+    """Statistics of a `RingReader`."""
 
     num_opened: int
     num_refused: int
     opened_bytes: int
     num_watched: int
-    """Records of this process whose release is still to come."""
+    """Records that this process has not released yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStatistics:
-    """Figures of a `Channel`."""
+    """Statistics of a `Channel`."""
 
     num_sent: int
     num_received: int
@@ -73,13 +73,13 @@ class ChannelStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """The record that holds the tail back."""
+    """The record that blocks the tail."""
 
     sequence: int
     holders: tuple[Hashable, ...]
-    """Who leases it; empty: committed and not handed over, or handed over and not retired."""
+    """Lease holders; empty: committed and not delivered, or delivered and not retired."""
     age_s: float
-    """Since its oldest lease began, or since it was admitted when nobody leases it."""
+    """Since its oldest lease began; without leases, since it was admitted."""
     length: int
     stuck_bytes: int
-    """Free bytes behind it, which the writer cannot claim because of it."""
+    """Free bytes behind it, which the writer cannot claim."""

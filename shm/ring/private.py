@@ -1,7 +1,7 @@
-"""Taking bytes out of shared memory under the arrays that show them.
+"""Replaces shared memory by private copies in place, under existing arrays.
 
-In: a range of a mapping. Out: the same addresses with the same bytes, which nobody else can change any more.
-Invariant: a thread that reads meanwhile sees the old bytes or their copies, never anything between.
+In: a range of a mapping. Out: the same addresses with the same bytes, private to this process.
+Invariant: a concurrent reader sees the old bytes or their copies, never a mix.
 """
 
 import ctypes

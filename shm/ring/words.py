@@ -1,15 +1,15 @@
-"""The word that writer, table and readers share: the descriptor of one record."""
+"""The descriptor of a record, shared by writer, table and readers."""
 
 from typing import NamedTuple
 
 
 class Descriptor(NamedTuple):
-    """Which record, and where; what is sent in place of its bytes."""
+    """Identity and location of a record; sent instead of its bytes."""
 
     incarnation: int
-    """Life of the writer that committed it."""
+    """Incarnation of the writer that committed it."""
     sequence: int
-    """Number of the commit, rising over all lives."""
+    """Number of the commit, increasing over all incarnations."""
     position: int
-    """Of its first byte in the ring's endless stream; the offset is the remainder by the ring's size."""
+    """Of its first byte in the ring's stream; the offset is the position modulo the ring's size."""
     length: int
