@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from fa_rollout.account import events
 from fa_rollout.config import Config
 from fa_rollout.hub.flow.flow import Flow
@@ -21,7 +19,7 @@ from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
 from fa_rollout.hub.state.world import Attachment, World
 from shm import RingTable
-from trainer_hook.messages import Announce, EnginesChanged, Fatal, Message, Notice, Pulse, Refused
+from trainer_hook.messages import Announce, Fatal, Message, Notice, Refused
 
 
 class HubOutbox(Protocol):
@@ -61,10 +59,6 @@ class Core:
     """A run whose steps are given out again."""
     flow: Flow | None = None
     """None until the first generator has read the data."""
-    generator_is_up: bool = False
-    """A generator lives that can take groups: what is sent to none would be lost."""
-    pulse: Pulse | None = None
-    """The generator's last report; None while none lives."""
     fatal: Fatal | None = None
     stop_reason: str | None = None
     """Why the run ends before its last step: no step begins and no group starts from then on."""
@@ -81,32 +75,23 @@ class Core:
     history: History = field(default_factory=History)
     clock: TrainerClock = field(default_factory=TrainerClock)
     pulses: Pulses = field(default_factory=Pulses)
-    concurrency: int = 0
-    """Samples that the engines take at once."""
-    no_generator_since_s: float = field(default_factory=time.monotonic)
-    """Where none is up."""
 
     @property
     def ring_bytes(self) -> int:
         return self.table.statistics().size_bytes
 
-    def engines_changed(self, message: EnginesChanged) -> None:
-        """Engines have come or gone since the generator's last report."""
-        self.concurrency = message.concurrency
-        if self.pulse is not None:
-            self.pulse = msgspec.structs.replace(self.pulse, engines=message.figures)
-
     def waits_for(self) -> str:
         """Who waits for whom, in words."""
         if self.updates.phase is not Phase.IDLE:
             return f"a weight update is {self.updates.phase}"
-        if self.pulse is None:
+        pulse = self.pulses.last
+        if pulse is None:
             return f"{self.batch_waits_for}; the generator has not reported yet"
         text = (
-            f"{self.batch_waits_for}; the generator has {self.pulse.num_running} groups in progress, "
-            f"{self.pulse.num_queued} queued, {self.pulse.num_waiting_for_ring} waiting for ring space"
+            f"{self.batch_waits_for}; the generator has {pulse.num_running} groups in progress, "
+            f"{pulse.num_queued} queued, {pulse.num_waiting_for_ring} waiting for ring space"
         )
-        out = [engine for engine in self.pulse.engines if engine.is_out or engine.failing_s > FAILING_S]
+        out = [engine for engine in pulse.engines if engine.is_out or engine.failing_s > FAILING_S]
         if not out:
             return text
         now_s = time.monotonic()
@@ -115,7 +100,7 @@ class Core:
             f"({one.last_error or 'no answer'})"
             for one in out[:4]
         )
-        which = "no engine answers" if len(out) == len(self.pulse.engines) else "engines that do not answer"
+        which = "no engine answers" if len(out) == len(pulse.engines) else "engines that do not answer"
         return f"{text}; {which}: {names}"
 
     def warn(self, text: str) -> None:

@@ -113,7 +113,7 @@ class Hub:
         """Do all that the last events made possible."""
         self._follow_up()
         core = self.core
-        is_away = not core.generator_is_up
+        is_away = not core.pulses.is_up
         core.clock.look(core.world, core.steps, core.updates.phase, time.monotonic(), is_away=is_away)
 
     def _follow_up(self) -> None:
@@ -143,7 +143,7 @@ class Hub:
 
     def _issue(self, flow: Flow) -> None:
         """Start what the window allows; a hand-over opens it further."""
-        if not self.core.generator_is_up or self.core.stop_reason is not None:
+        if not self.core.pulses.is_up or self.core.stop_reason is not None:
             return
         assignments = flow.issue()
         if assignments:
@@ -163,7 +163,7 @@ class Hub:
     def _trained(self, step: Step) -> StepFigures:
         clock, now_s = self.core.clock, time.monotonic()
         is_first = clock.is_first_lap
-        busy = self.core.pulses.busy(self.core.concurrency)
+        busy = self.core.pulses.busy
         return self.core.history.trained(step, clock.end_lap(now_s), is_first=is_first, busy=busy)
 
     def _stop_hopeless(self, flow: Flow) -> None:

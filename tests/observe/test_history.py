@@ -67,15 +67,17 @@ def pulse(tokens: int, in_flight: int, waiting_for_ring: int = 0) -> Pulse:
 
 def test_rates_are_means_of_the_window_and_sums_outlive_the_generator() -> None:
     pulses = Pulses()
-    assert (pulses.load(10), pulses.tokens_per_s, pulses.age_s(0.0)) == (None, 0.0, None)
+    pulses.concurrency = 10
+    assert (pulses.load, pulses.tokens_per_s, pulses.age_s(0.0)) == (None, 0.0, None)
     pulses.add(pulse(100, 4), 0.0)
     assert pulses.tokens_per_s == 7.0, "one report alone says its own rate"
     pulses.add(pulse(300, 8), 2.0)
     assert pulses.tokens_per_s == pulses.engine_tokens_per_s("u") == 100.0
-    assert pulses.load(10) == pytest.approx(0.6)
-    assert pulses.load(8) == pytest.approx(0.75), "slots for evaluations are none of training's"
-    pulses.end_life()
-    assert (pulses.load(10), pulses.total("tokens")) == (None, 300)
+    assert pulses.load == pytest.approx(0.6)
+    pulses.concurrency = 8
+    assert pulses.load == pytest.approx(0.75), "slots for evaluations are none of training's"
+    pulses.end_life(2.5)
+    assert (pulses.load, pulses.total("tokens")) == (None, 300)
     pulses.add(pulse(50, 0), 3.0)
     assert pulses.total("tokens") == 350
     pulses.add(pulse(60, 0), 3.0 + WINDOW_S + 1.0)

@@ -187,7 +187,7 @@ class States:
         """A user's own generate function keeps its state where nobody sees it."""
         rollout, books = self._core.config.rollout, flow.books
         is_ours = rollout.partial == "resume" and not rollout.is_custom and not books.stream.is_open
-        return is_ours and self._core.generator_is_up and bool(books.running() or books.issued())
+        return is_ours and self._core.pulses.is_up and bool(books.running() or books.issued())
 
     def _complete(self, snapshot: _Snapshot, flow: Flow) -> None:
         step, _, with_payload, _ = snapshot.terms

@@ -1,14 +1,17 @@
-"""The generator's reports of the last half minute: rates and shares that one report does not show.
+"""The generator as the hub sees it: whether one is up, its last report, and what the last half minute's show.
 
 In: pulses, once a second. Out: means over the window, sums over all lives of the generator.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Literal, get_args
 
+import msgspec
+
 from fa_rollout.hub.measures.saturation import engine_rates
-from trainer_hook.messages import Pulse
+from trainer_hook.messages import EnginesChanged, Pulse
 
 WINDOW_S = 30.0
 Total = Literal["tokens", "requests", "aborts", "restarts", "discarded_tokens"]
@@ -21,6 +24,14 @@ class Pulses:
     """All lives of one run's generator."""
 
     def __init__(self) -> None:
+        self.is_up = False
+        """A generator lives that can take groups: what is sent to none would be lost."""
+        self.down_since_s = time.monotonic()
+        """Where none is up."""
+        self.last: Pulse | None = None
+        """None while no generator lives, and before its first."""
+        self.concurrency = 0
+        """Samples that the engines take at once; evaluations have slots beside them."""
         self._window: deque[tuple[float, Pulse]] = deque()
         self._earlier: dict[Total, int] = {}
         """Sums of the lives that have ended."""
@@ -28,8 +39,19 @@ class Pulses:
         self._out_since_s: dict[str, float] = {}
         """By address: engines that get no requests."""
 
+    def begin_life(self, concurrency: int) -> None:
+        """A generator is up."""
+        self.is_up, self.concurrency = True, concurrency
+
+    def engines_changed(self, message: EnginesChanged) -> None:
+        """Engines have come or gone since the last report."""
+        self.concurrency = message.concurrency
+        if self.last is not None:
+            self.last = msgspec.structs.replace(self.last, engines=message.figures)
+
     def add(self, pulse: Pulse, now_s: float) -> None:
         """The generator has reported."""
+        self.last = pulse
         self._window.append((now_s, pulse))
         out = [engine.url for engine in pulse.engines if engine.is_out]
         self._out_since_s = {url: self._out_since_s.get(url, now_s) for url in out}
@@ -40,8 +62,9 @@ class Pulses:
         while now_s - self._window[0][0] > WINDOW_S:
             self._window.popleft()
 
-    def end_life(self) -> None:
+    def end_life(self, now_s: float) -> None:
         """This life is over: the next counts from 0 again."""
+        self.is_up, self.down_since_s, self.last = False, now_s, None
         if self._window:
             self._earlier = {name: self.total(name) for name in get_args(Total)}
         self._window.clear()
@@ -65,20 +88,18 @@ class Pulses:
         now: int = getattr(self._window[-1][1], name) if self._window else 0
         return self._earlier.get(name, 0) + now
 
-    def load(self, capacity: int) -> float | None:
-        """Share of the engines' slots in use, mean of the window; None where nobody tells.
-
-        Args:
-            capacity: samples that engines take at once; evaluations have slots beside them.
-        """
+    @property
+    def load(self) -> float | None:
+        """Share of the engines' slots in use, mean of the window; None where nobody tells."""
         shares = [
             min(1.0, sum(engine.in_flight for engine in pulse.engines) / slots)
             for _, pulse in self._window
-            if (slots := min(capacity, sum(engine.allowed for engine in pulse.engines)))
+            if (slots := min(self.concurrency, sum(engine.allowed for engine in pulse.engines)))
         ]
         return sum(shares) / len(shares) if shares else None
 
-    def busy(self, capacity: int) -> float | None:
+    @property
+    def busy(self) -> float | None:
         """Share of what the engines can do, mean of the window: measured where their answers' speeds tell it,
         else the share of their slots in use."""
         shares = []
@@ -87,7 +108,7 @@ class Pulses:
             known = [rate for rate in rates if rate is not None]
             if known and len(known) == len(rates):
                 shares.append(sum(now for now, _ in known) / sum(most for _, most in known))
-        return sum(shares) / len(shares) if shares else self.load(capacity)
+        return sum(shares) / len(shares) if shares else self.load
 
     @property
     def tokens_per_s(self) -> float:

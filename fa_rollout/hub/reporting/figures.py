@@ -49,7 +49,7 @@ def statistics(core: Core) -> HubStatistics:
 
 
 def _generator(core: Core) -> dict[str, float]:
-    pulse = core.pulse
+    pulse = core.pulses.last
     if pulse is None:
         return {}
     figures = msgspec.structs.asdict(pulse)

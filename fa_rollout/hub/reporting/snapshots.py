@@ -41,7 +41,7 @@ RECENT_STEPS = 5
 def take_snapshot(core: Core) -> Snapshot:
     """Where the run stands now."""
     now_s = time.monotonic()
-    history, pulse = core.history, core.pulse
+    history, pulse = core.history, core.pulses.last
     return Snapshot(
         time_s=time.time(),
         run=_run(core, now_s),
@@ -84,7 +84,7 @@ def _latest(items: "deque[T]", count: int) -> list[T]:
 
 def _run(core: Core, now_s: float) -> RunFigures:
     flow, rollout = core.flow, core.config.rollout
-    phase = RunPhase.RUNNING if core.generator_is_up or flow is not None else RunPhase.STARTING
+    phase = RunPhase.RUNNING if core.pulses.is_up or flow is not None else RunPhase.STARTING
     ending = core.stop_reason
     if core.fatal is not None:
         phase, ending = RunPhase.GIVEN_UP, core.fatal.text
@@ -180,9 +180,9 @@ def limit_of(flow: Flow) -> str:
 
 
 def _generator(core: Core, now_s: float) -> GeneratorFigures:
-    pulse, pulses = core.pulse or Pulse(), core.pulses
+    pulse, pulses = core.pulses.last or Pulse(), core.pulses
     return GeneratorFigures(
-        is_up=core.generator_is_up,
+        is_up=core.pulses.is_up,
         num_restarts=max(0, core.table.incarnation - 1),
         pulse_age_s=pulses.age_s(now_s),
         num_queued=pulse.num_queued,
@@ -190,9 +190,9 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
         num_waiting_for_ring=pulse.num_waiting_for_ring,
         in_flight=pulse.in_flight,
         waiting_for_engines=pulse.waiting_for_engines,
-        capacity=core.concurrency,
-        load=pulses.load(core.concurrency),
-        busy=pulses.busy(core.concurrency),
+        capacity=pulses.concurrency,
+        load=pulses.load,
+        busy=pulses.busy,
         is_paused=pulse.is_paused,
         rewards_in_progress=pulse.rewards_in_progress,
         rewards_failed=pulse.rewards_failed,
@@ -208,7 +208,7 @@ def _generator(core: Core, now_s: float) -> GeneratorFigures:
 
 
 def _engine(core: Core, engine: EngineFigures) -> EngineState:
-    is_paused = core.pulse is not None and core.pulse.is_paused
+    is_paused = core.pulses.last is not None and core.pulses.last.is_paused
     health = "out" if engine.is_out or engine.url in core.membership.down else "paused" if is_paused else "ok"
     if health == "ok" and engine.allowed < engine.capacity:
         health = "narrowed"

@@ -58,10 +58,10 @@ def _update(core: Core, entered: list[Attachment]) -> str:
 
 def _generator(core: Core, now_s: float) -> list[Wait]:
     found = []
-    if not core.generator_is_up:
+    if not core.pulses.is_up:
         what = "the generator to start" if core.flow is None else "the next generator"
-        found.append(Wait(who="the hub", what=what, since_s=now_s - core.no_generator_since_s))
-    pulse = core.pulse
+        found.append(Wait(who="the hub", what=what, since_s=now_s - core.pulses.down_since_s))
+    pulse = core.pulses.last
     if pulse is not None and pulse.num_waiting_for_ring:
         since_s = core.pulses.ring_full_s(now_s)
         groups = f"{pulse.num_waiting_for_ring} finished groups"

@@ -58,7 +58,7 @@ class Watch:
         """Free groups whose generate functions find no end, before the rank that waits for them gives up."""
         waits_s = max((now_s - rank.waiting_since_s for rank in self._core.world.waiting()), default=0.0)
         is_due = now_s - self._ended_endless_s >= _AGAIN * stall_s
-        if waits_s >= _LATE * stall_s and is_due and self._core.generator_is_up:
+        if waits_s >= _LATE * stall_s and is_due and self._core.pulses.is_up:
             self._ended_endless_s = now_s
             limit_s = _ENDLESS * stall_s
             rule = (
@@ -107,7 +107,7 @@ class Watch:
     def _watch_ring(self, now_s: float) -> None:
         """A ring too small for one step stands still for good: say so."""
         core = self._core
-        pulse, flow = core.pulse, core.flow
+        pulse, flow = core.pulses.last, core.flow
         nothing_moves = pulse is not None and pulse.num_running == pulse.num_waiting_for_ring > 0
         if not (nothing_moves and flow is not None and core.world.waiting() and not flow.open_steps):
             self._ring_stuck_since_s = None

@@ -51,7 +51,6 @@ class GeneratorHandler:
             case m.GeneratorReady():
                 self._generator_ready(message)
             case m.Pulse():
-                self._core.pulse = message
                 self._core.pulses.add(message, time.monotonic())
             case m.Warned():
                 self._core.warn(message.text)
@@ -61,7 +60,7 @@ class GeneratorHandler:
                 else:
                     self._core.give_up("GeneratorFailed", f"the generator failed for good: {message.text}")
             case m.EnginesChanged():
-                self._core.engines_changed(message)
+                self._core.pulses.engines_changed(message)
                 self._core.membership.changed(message)
             case m.EnginesPaused():
                 self._core.updates.paused()
@@ -142,10 +141,7 @@ class GeneratorHandler:
         """The generator has exited; all its messages were handled before."""
         lost = self._core.flow.generator_died() if self._core.flow else []
         self._core.log.write(events.GeneratorDied(how=how, requeued=[group.group for group in lost]))
-        self._core.pulse = None
-        self._core.pulses.end_life()
-        self._core.generator_is_up = False
-        self._core.no_generator_since_s = time.monotonic()
+        self._core.pulses.end_life(time.monotonic())
         self._core.evaluations.generator_is_gone()
         self._core.membership.generator_is_gone()
         self._states.generator_is_gone()
@@ -196,8 +192,7 @@ class GeneratorHandler:
         elif self._num_prompts != message.num_prompts:
             found = f"it had {self._num_prompts} rows, now {message.num_prompts}"
             self._core.give_up("GeneratorFailed", f"the data must not change during a run: {found}")
-        self._core.generator_is_up = True
-        self._core.concurrency = message.concurrency
+        self._core.pulses.begin_life(message.concurrency)
         self._core.evaluations.generator_is_up()
         self._core.membership.generator_is_up(message.known_engines)
         self._on_ready(self._core.flow)
