@@ -90,7 +90,7 @@ def test_a_turn_whose_prompt_is_not_the_ids_so_far_is_refused(damage: str) -> No
         version_spans=turn.version_spans,
         finish_reason=turn.finish_reason,
     )
-    with pytest.raises(SampleRefused, match=r"^tokens: a turn's prompt must begin with the 6 ids"):
+    with pytest.raises(SampleRefused, match=r"^tokens: a turn's prompt must begin with the sample's 6 ids"):
         append_turn(sample, wrong)
     assert sample.response_ids.tolist() == [1, 2, 3]
 
