@@ -1,4 +1,4 @@
-"""What the demo's trainer tells of each step: one JSON line, written by rank 0, read by the view.
+"""Figures of each step of the demo's trainer: one JSON line, written by rank 0, read by the view.
 
 In: figures of a step. Out: the same. Invariant: a line is read only when it is whole.
 """
@@ -19,7 +19,7 @@ class DemoStep(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float
     """Of the policy, in nats per token."""
     staleness: int | None
-    """Version that trains the step minus the oldest version among its tokens; None: not told."""
+    """Version that trains the step minus the oldest version among its tokens; None: not reported."""
     idle: float
     """Share of time since the first batch that the trainer waited for data."""
     tokens_per_s: float
@@ -27,7 +27,7 @@ class DemoStep(msgspec.Struct, frozen=True, kw_only=True):
     ring_fill: float
     """Share of the ring between tail and head."""
     example: str
-    """One prompt and what became of it."""
+    """One prompt and its answer."""
 
 
 class FiguresLog:

@@ -1,4 +1,4 @@
-"""`fa-rollout-proc demo`: make a small run, watch it, and say what became of every prompt.
+"""`fa-rollout-proc demo`: start a small run, show it live, and account for every prompt.
 
 In: the command line's choices. Out: an exit code, and a folder with model, data, configuration, logs, figures
 and the reward curve. Invariant: what is printed at the end is counted by the hub, not by the demo.
@@ -51,7 +51,7 @@ def demo(options: argparse.Namespace) -> int:
         return EXIT_REFUSED
     console.print(f"[bold]{plan.title}[/bold]; everything is in {plan.folder}", soft_wrap=True)
     if is_sglang:
-        console.print("SGLang starts, which takes about half a minute", soft_wrap=True)
+        console.print("starting SGLang (about half a minute)", soft_wrap=True)
     try:
         with DemoView(plan.figures, plan.num_steps, console) as view:
             # The view shows the progress already.
@@ -112,7 +112,7 @@ def _conclude(console: Console, plan: DemoPlan, view: DemoView, ended: ProcessEn
 
 
 def statement(counts: dict[str, int]) -> str:
-    """Where every prompt that was taken is, and whether that is all of them."""
+    """The number of prompts by outcome, and whether every prompt is accounted for."""
     settled = ", ".join(f"{counts[name]} {name}" for name in _SETTLED)
     accounted = sum(counts[name] for name in (*_SETTLED, "returned"))
     verdict = (
@@ -122,7 +122,7 @@ def statement(counts: dict[str, int]) -> str:
 
 
 def _table(view: DemoView, *, width: int) -> Table:
-    """Ten steps of all; `width` characters for the sample, whose end tells more than its beginning."""
+    """Up to ten steps, evenly spaced; `width` characters for the end of a sample."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, width in COLUMNS.items():
         table.add_column(name, justify="right", min_width=width)
@@ -135,7 +135,7 @@ def _table(view: DemoView, *, width: int) -> Table:
 
 
 def _show_log(console: Console, plan: DemoPlan) -> None:
-    """The last lines of the trainer, which fails most often; the others are named."""
+    """Print the trainer's last lines, and the folder of all logs."""
     log = plan.logs / "trainer.log"
     if log.is_file():
         lines = log.read_text(errors="replace").split("\n")[-_LOG_LINES:]

@@ -53,7 +53,7 @@ class DemoView:
                 self._line(figures)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the live view."""
         self._console.print(Text(printable(text, lines=True)))
 
     @property
@@ -68,7 +68,9 @@ class DemoView:
 
     def _screen(self) -> Group:
         if not self.steps:
-            return Group(Text(f"engine, generator and trainer start ... {self.elapsed_s:.0f} s", style="dim"))
+            return Group(
+                Text(f"starting engine, generator and trainer ... {self.elapsed_s:.0f} s", style="dim")
+            )
         last = self.steps[-1]
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name, width in COLUMNS.items():

@@ -87,7 +87,7 @@ class KeptSample:
         return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-class Order(StrEnum):
+class SampleOrder(StrEnum):
     """Which samples come first."""
 
     NEWEST = "newest"
@@ -101,7 +101,7 @@ class Order(StrEnum):
 class Choice:
     """Which samples, and how many of them."""
 
-    order: Order = Order.NEWEST
+    order: SampleOrder = SampleOrder.NEWEST
     fates: frozenset[Fate] = frozenset()
     """Empty: all."""
     step: int | None = None
@@ -118,11 +118,11 @@ class Choice:
         )
 
 
-_KEYS: dict[Order, Callable[[KeptSample], float | None]] = {
-    Order.WORST: lambda s: s.reward,
-    Order.BEST: lambda s: None if s.reward is None else -s.reward,
-    Order.LONGEST: lambda s: None if s.member is None else -len(s.response_ids),
-    Order.STALE: lambda s: None if s.staleness is None else -s.staleness,
+_KEYS: dict[SampleOrder, Callable[[KeptSample], float | None]] = {
+    SampleOrder.WORST: lambda s: s.reward,
+    SampleOrder.BEST: lambda s: None if s.reward is None else -s.reward,
+    SampleOrder.LONGEST: lambda s: None if s.member is None else -len(s.response_ids),
+    SampleOrder.STALE: lambda s: None if s.staleness is None else -s.staleness,
 }
 """What is lowest comes first; None: the sample has no place in this order."""
 
@@ -130,7 +130,7 @@ _KEYS: dict[Order, Callable[[KeptSample], float | None]] = {
 def select(folder: Path, history: History, choice: Choice) -> list[KeptSample]:
     """The samples of a launch that a choice takes, in its order; of equals the newest first."""
     every = (sample for sample in _all(folder, history, choice) if choice.takes(sample))
-    if choice.order is Order.NEWEST:
+    if choice.order is SampleOrder.NEWEST:
         return heapq.nlargest(choice.limit, every, key=lambda sample: sample.ended_s)
     key = _KEYS[choice.order]
     return heapq.nsmallest(choice.limit, every, key=lambda sample: (key(sample) or 0.0, -sample.ended_s))

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fa_rollout.records.history import History
-from fa_rollout.records.samples import Choice, KeptSample, Order, select
+from fa_rollout.records.samples import Choice, KeptSample, SampleOrder, select
 from fa_rollout.records.text import Decodes, Piece, pieces, prompt_text
 from fa_rollout.report.html import escape
 
 PER_ORDER = 2
 MAX_CHARACTERS = 4000
-_TITLES = {Order.WORST: "Lowest reward", Order.BEST: "Highest reward", Order.LONGEST: "Longest"}
+_TITLES = {
+    SampleOrder.WORST: "Lowest reward",
+    SampleOrder.BEST: "Highest reward",
+    SampleOrder.LONGEST: "Longest",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

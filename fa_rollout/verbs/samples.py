@@ -61,13 +61,13 @@ def call(options: argparse.Namespace, command: Sequence[str]) -> int:
     from rich.console import Console
 
     from fa_rollout.records.folder import choose, launches, tokenizer_of
-    from fa_rollout.records.samples import Choice, Fate, Order, select
+    from fa_rollout.records.samples import Choice, Fate, SampleOrder, select
     from fa_rollout.records.view import as_json, show
     from trainer_hook.printable import printable_json
 
     history = choose(launches(options.folder), options.launch)
     choice = Choice(
-        order=Order(options.order),
+        order=SampleOrder(options.order),
         fates=frozenset(Fate(name) for name in options.fates or ()),
         step=options.step,
         group=options.group,

@@ -35,7 +35,6 @@ SHARED_NAMES: set[str] = {
     "History",
     "KeptSample",
     "Opening",
-    "Order",
     "Piece",
     "Record",
     "Refused",
