@@ -33,6 +33,16 @@ def check_arguments(args: Any) -> None:
         raise ConfigError(
             "fa_rollout takes prompts from slime's data source; remove --disable-rollout-global-dataset"
         )
+    if getattr(args, "rollout_data_transport", None) == "straw":
+        raise ConfigError(
+            "fa_rollout keeps prompts over a checkpoint, which --rollout-data-transport straw cannot "
+            "restore: use object-store"
+        )
+    if int(getattr(args, "flush_cache_interval", 1)) != 1:
+        raise ConfigError(
+            "fa_rollout needs weight updates that end every request, so that the version of each token is "
+            f"known: --flush-cache-interval must be 1, found {args.flush_cache_interval}"
+        )
 
 
 def num_rollouts(args: Any, data_source: Any) -> int:

@@ -1,5 +1,6 @@
 """What custom functions post: a condition of the engines is borne in time, a refusal is told at once."""
 
+import argparse
 import asyncio
 from typing import Any
 
@@ -7,7 +8,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fa_rollout.config import ConfigError
 from fa_rollout.generator.turns.versions import VersionBook
+from fa_rollout.slime.arguments import check_arguments
 from fa_rollout.slime.generation import transport
 from fa_rollout.slime.generation.transport import PostFailed, Transport
 
@@ -19,7 +22,9 @@ def told(code: int) -> dict[str, Any]:
     return {"text": "", "output_ids": [], "meta_info": {"finish_reason": finish}}
 
 
-def posted(monkeypatch: pytest.MonkeyPatch, *plays: Any, max_retries: int = 1) -> tuple[Any, int]:
+def posted(
+    monkeypatch: pytest.MonkeyPatch, *plays: Any, max_retries: int = 1, **options: Any
+) -> tuple[Any, int]:
     """The answer to one post, whose first tries are answered by these, and the number of tries."""
     monkeypatch.setattr(transport, "RETRY_S", 0.001)
     left, count = list(plays), 0
@@ -28,6 +33,8 @@ def posted(monkeypatch: pytest.MonkeyPatch, *plays: Any, max_retries: int = 1) -
         nonlocal count
         count += 1
         play = left.pop(0) if left else FINE
+        if play == "late":
+            await asyncio.sleep(5.0)
         if isinstance(play, int):
             return web.Response(status=play, text="said so", headers={"Location": "/other"})
         return web.json_response(play)
@@ -43,7 +50,7 @@ def posted(monkeypatch: pytest.MonkeyPatch, *plays: Any, max_retries: int = 1) -
         async with aiohttp.ClientSession() as session:
             try:
                 post = Transport(session, book=book, router=router, patience_s=20.0).post
-                return await post(None, f"{router}/generate", {}, max_retries)
+                return await post(None, f"{router}/generate", {}, max_retries, **options)
             finally:
                 await runner.cleanup()
 
@@ -59,3 +66,20 @@ def test_conditions_of_the_engines_spend_no_tries(monkeypatch: pytest.MonkeyPatc
 def test_what_is_refused_is_told_at_once(monkeypatch: pytest.MonkeyPatch, play: Any) -> None:
     with pytest.raises(PostFailed, match="said so"):
         posted(monkeypatch, play, 400, max_retries=5)
+
+
+def test_an_attempt_ends_at_its_timeout_and_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert posted(monkeypatch, "late", timeout=0.2, score_centering_top_k=None) == (FINE, 2)
+
+
+def test_answers_for_score_centering_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PostFailed, match="score-centering"):
+        posted(monkeypatch, score_centering_top_k=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rollout_data_transport", "straw"), ("flush_cache_interval", 4)]
+)
+def test_modes_that_lose_prompts_or_versions_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name.replace("_", "-")):
+        check_arguments(argparse.Namespace(**{name: value}))

@@ -68,16 +68,27 @@ class Transport:
         payload: Any,
         max_retries: int = 60,
         headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        score_centering_top_k: int | None = None,
     ) -> Any:
         """Replaces `http_utils._post`; slime's own client is not used.
 
+        Args:
+            timeout: seconds that one attempt may take; None: as long as the session allows.
+
         Raises:
-            PostFailed: the answer is 4xx, `max_retries` attempts failed, or the version stays unknown.
+            PostFailed: score centering is asked for, the answer is 4xx, `max_retries` attempts failed, or the
+                version stays unknown.
         """
+        if score_centering_top_k is not None:
+            raise PostFailed("fa_rollout cannot read answers for --use-score-centering")
         body = msgspec.json.encode(payload or {})
+        options: dict[str, Any] = {"headers": {**_HEADERS, **(headers or {})}}
+        if timeout is not None:
+            options["timeout"] = aiohttp.ClientTimeout(total=timeout)
         for _ in range(MAX_STALLS):
             with engines_at_work():
-                answer = await self._answer(url, body, max_retries, {**_HEADERS, **(headers or {})})
+                answer = await self._answer(url, body, max_retries, options)
             if not (url.startswith(self._own) and self._is_of_unknown_version(answer)):
                 return answer
             await asyncio.sleep(RETRY_S)
@@ -89,7 +100,7 @@ class Transport:
         labels = [meta["weight_version"] for meta in metas if meta and "weight_version" in meta]
         return UNKNOWN_VERSION in self._book.follow_answers(labels)
 
-    async def _answer(self, url: str, body: bytes, max_retries: int, headers: Mapping[str, str]) -> Any:
+    async def _answer(self, url: str, body: bytes, max_retries: int, options: Mapping[str, Any]) -> Any:
         if max_retries < 1:
             raise ValueError(f"max_retries must be 1 or more, found {max_retries}")
         until_s = time.monotonic() + (self._patience_s if url.startswith(self._own) else 0.0)
@@ -97,15 +108,15 @@ class Transport:
         while True:
             attempt += 1
             try:
-                return await self._once(url, body, headers)
+                return await self._once(url, body, options)
             except (aiohttp.ClientError, OSError) as error:
                 logger.info("event=post_failed attempt=%d url=%s error=%r", attempt, url, error)
                 if attempt >= max_retries and time.monotonic() >= until_s:
                     raise PostFailed(f"POST {url} failed {attempt} times, at last by {error!r}") from error
             await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def _once(self, url: str, body: bytes, headers: Mapping[str, str]) -> Any:
-        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+    async def _once(self, url: str, body: bytes, options: Mapping[str, Any]) -> Any:
+        async with self._session.post(url, data=body, allow_redirects=False, **options) as response:
             if response.status >= 300:
                 _refuse(url, response.status, await read_start(response, _SHOWN))
             try:
