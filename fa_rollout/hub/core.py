@@ -63,8 +63,6 @@ class Core:
     stop_reason: str | None = None
     """Why the run ends before its last step: no step begins and no group starts from then on."""
     batch_waits_for: str = "the generator to read the data and reach the engines"
-    told_tail: int = 0
-    """Ring tail that the generator knows."""
     has_given_state: bool = False
     """A trainer may hold a checkpoint of this run."""
     first_weights: str | None = None

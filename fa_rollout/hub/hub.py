@@ -36,7 +36,7 @@ from fa_rollout.hub.state.steps import Steps
 from fa_rollout.hub.state.updates import Phase, Updates
 from fa_rollout.hub.state.world import World
 from shm import RingTable
-from trainer_hook.messages import Drop, Start, Tail
+from trainer_hook.messages import Drop, Start
 
 
 class Hub:
@@ -132,9 +132,7 @@ class Hub:
             self._refuse_crossed()
         if self.launcher is not None:
             self.launcher.report(core.flow)
-        if core.table.tail != core.told_tail:
-            core.told_tail = core.table.tail
-            core.outbox.to_generator(Tail(position=core.told_tail))
+        self.generator.tell_tail()
 
     def stop(self, reason: str) -> None:
         """Begin no step and start no group any more; ranks end their step, and then hear why."""

@@ -44,6 +44,8 @@ class GeneratorHandler:
         self._fed = fed
         self._launcher = launcher
         self._num_prompts = 0
+        self._told_tail = 0
+        """Ring tail that the generator knows."""
 
     def receive(self, message: m.Message) -> None:
         """Handle a message of the generator."""
@@ -150,10 +152,17 @@ class GeneratorHandler:
         else:
             self._core.give_up("GeneratorFailed", f"the generator ended {how} and was restarted too often")
 
+    def tell_tail(self) -> None:
+        """Say how much of the ring is free again."""
+        tail = self._core.table.tail
+        if tail != self._told_tail:
+            self._told_tail = tail
+            self._core.outbox.to_generator(m.Tail(position=tail))
+
     def resume_message(self) -> m.Resume:
         """First message to a new generator, after the last one exited and its messages were handled."""
         head, sequence = self._core.table.restart()
-        self._core.told_tail = self._core.table.tail
+        self._told_tail = self._core.table.tail
         return m.Resume(
             incarnation=self._core.table.incarnation,
             head=head,
