@@ -68,7 +68,7 @@ def test_the_configuration_that_help_shows_is_accepted(
         (["replay", "nowhere.jsonl", "good.toml"], "run.replay: the log nowhere.jsonl cannot be read"),
         (["replay", "empty.toml", "good.toml"], "run.replay must name the events.jsonl of a run"),
         (["report", "over", "--output", "nowhere/page.html"], "nowhere/page.html: No such file"),
-        (["top", "over"], "over holds a run that is over: fa-rollout-proc report over"),
+        (["top", "over"], "over holds a run that has ended: fa-rollout-proc report over"),
         (["simulate", "--engines", "0"], "1 or more, found '0'"),
         (["simulate", "--lengths", "nowhere"], "found nowhere: No such file"),
     ],

@@ -180,12 +180,6 @@ class EngineState(SnapshotPart):
     or its process has ended)."""
     now: EngineFigures
     tokens_per_s: float = 0.0
-    busy: float | None = None
-    """See `GeneratorFigures.busy`."""
-    alone_tokens_per_s: float | None = None
-    """Speed of one answer at the lowest load seen; None: no answer yet."""
-    most_tokens_per_s: float | None = None
-    """Tokens per second with all slots in use; None: the loads seen are too similar to estimate it."""
 
     @property
     def complaint(self) -> str:

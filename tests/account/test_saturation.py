@@ -22,6 +22,13 @@ def test_a_saturated_engine_with_few_slots_in_use_is_busy() -> None:
     assert found > 0.8
 
 
+def test_an_engine_with_three_tenths_of_its_slots_in_use_makes_88_percent_of_what_it_can() -> None:
+    below_and_above_the_knee = [
+        Pace(tokens=2000.0, beside=2000.0 * n, spent_s=2000.0 * (0.0058 + 0.000936 * n)) for n in (3, 30)
+    ]
+    assert busy(30, below_and_above_the_knee) == pytest.approx(0.88, abs=0.005)
+
+
 def test_an_engine_whose_answers_do_not_slow_down_is_as_busy_as_its_slots() -> None:
     assert busy(30, paces([5, 10, 20, 30], alone=100.0, most=1e9)) == pytest.approx(0.3)
 

@@ -85,7 +85,6 @@ UNPASSED: set[str] = {
     "fa_rollout/rewards/runner.py:RewardRunner.__init__:function",
     "fa_rollout/simulation/engines.py:SimulatedEngines._decode:event",
     "fa_rollout/simulation/table.py:show:console",
-    "fa_rollout/slime/generation/transport.py:Transport.post:max_retries",
     "fa_rollout/slime/options.py:read_options:environment",
     "fa_rollout/user_code/call.py:run:deadline",
     "fa_rollout/user_code/call.py:run:function",
