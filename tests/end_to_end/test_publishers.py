@@ -126,14 +126,3 @@ def test_an_engine_that_dies_in_the_middle_of_a_push_hangs_nothing(tmp_path: Pat
     assert len(samples) == NUM_STEPS * 8
     assert max(sample["difference"] for sample in samples) < 1e-4
     assert max(sample["version"] for sample in samples) == NUM_STEPS - 1
-
-
-def test_an_engine_loads_of_files_only_what_changed(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "weights-at-first", characters=CHARACTERS, seed=1)
-    with EmbeddedEngine.start(model) as engine:
-        trainer = ["-m", "tests.end_to_end.losing_trainer", str(model), str(tmp_path), "0"]
-        samples = trained(tmp_path, model, [engine.url], "disk", [sys.executable, *trainer], num_ranks=1)
-        with open_url(f"{engine.url}/model_info") as answer:
-            assert json.load(answer)["model_path"].endswith(f"-{NUM_STEPS}/changed")
-    assert max(sample["difference"] for sample in samples) < 1e-4
-    assert len({version for sample in samples for version in sample["versions"]}) > 1
