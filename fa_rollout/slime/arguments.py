@@ -27,7 +27,7 @@ def check_arguments(args: Any) -> None:
         raise ConfigError(
             "fa_rollout needs engines that keep their memory: with --colocate or --offload-rollout slime "
             "releases it while requests are running, which kills the engines; use separate GPUs for rollout "
-            "(--rollout-num-gpus) and train with train_async.py"
+            "(--rollout-num-gpus)"
         )
     if not getattr(args, "rollout_global_dataset", True):
         raise ConfigError(
@@ -38,7 +38,11 @@ def check_arguments(args: Any) -> None:
             "fa_rollout keeps prompts over a checkpoint, which --rollout-data-transport straw cannot "
             "restore: use object-store"
         )
-    if int(getattr(args, "flush_cache_interval", 1)) != 1:
+    if getattr(args, "use_score_centering", False):
+        raise ConfigError(
+            "fa_rollout does not request the columns that score centering needs: remove --use-score-centering"
+        )
+    if getattr(args, "flush_cache_interval", 1) not in (1, None):
         raise ConfigError(
             "fa_rollout needs weight updates that end every request, so that the version of each token is "
             f"known: --flush-cache-interval must be 1, found {args.flush_cache_interval}"

@@ -78,7 +78,8 @@ def test_answers_for_score_centering_are_refused_by_name(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rollout_data_transport", "straw"), ("flush_cache_interval", 4)]
+    ("name", "value"),
+    [("rollout_data_transport", "straw"), ("flush_cache_interval", 4), ("use_score_centering", True)],
 )
 def test_modes_that_lose_prompts_or_versions_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name.replace("_", "-")):
